@@ -1,5 +1,5 @@
-// ADORE (invariants 33 to 36): what is kept and rebuilt, against a controller and a choice in double
-// precision.
+// Tests ADORE (invariants 33 to 36): the kept and the rebuilt tokens are compared with a controller and a
+// selection in double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace thimble::test {
 namespace {
 
-constexpr uint32_t kFirst = 4, kLast = 16;  // that always stay
+constexpr uint32_t kFirst = 4, kLast = 16;  // number of first and last tokens that always stay
 
 SessionOptions adore(const SeededModel& m, uint32_t pool, uint32_t rebuild = 0, uint32_t chunk = 20) {
   return {.retainer = m.controller,
@@ -23,7 +23,7 @@ SessionOptions adore(const SeededModel& m, uint32_t pool, uint32_t rebuild = 0, 
 }
 SessionOptions dense(uint32_t pool = 400) { return {.pool = pool, .chunk = 20, .max_new = 32}; }
 
-// The controller as methods 5.1 and PyTorch write it, in double.
+// The controller of methods 5.1, as PyTorch computes it, in double precision.
 class Reference {
  public:
   Reference(const SeededModel& m, std::vector<int32_t> tokens) : c_(m.controller->controller) {
@@ -49,7 +49,7 @@ class Reference {
     }
   }
 
-  // Of token `at` when `now` is the last one; scores are made anew at every 16th.
+  // The score of token `at` when `now` is the last token; scores are recomputed at every 16th token.
   double score(uint32_t at, uint32_t now) const {
     const uint32_t then = now - now % 16;
     const double age = std::log2(1.0 + (then > at ? then - at : 0)) / 12;
@@ -69,16 +69,17 @@ class Reference {
   std::vector<std::vector<double>> states_;
 };
 
-// What the product's scores may be off by: its tanh by 1e-4, what that is of by 1 / 4096, and each counts
-// with a weight of the output; a sigmoid's slope is a quarter. Float sums of 32 and 16 terms add little.
+// The tolerance of the library's scores: its tanh is off by 1e-4 and its argument by 1 / 4096, and each
+// counts with a weight of the output. The slope of a sigmoid is a quarter. Float sums of 32 and 16 terms add
+// little.
 double tolerance(const Controller& c) {
   double sum = 0;
   for (uint32_t i = 0; i < c.width; ++i) sum += std::abs(c.output[i]);
   return sum / 4 * (1e-4 + 1.0 / 4096 + 1e-5);
 }
 
-// Checks that `kept`, made of `candidates`, are the first and the last ones and those with the highest
-// scores, but for scores that are as good as equal.
+// Checks that `kept`, a subset of `candidates`, consists of the first and the last tokens and those with the
+// highest scores. Scores that are almost equal may be exchanged.
 void expect_best(const Reference& reference, const std::vector<int32_t>& candidates,
                  const std::vector<int32_t>& kept, uint32_t pool, uint32_t now, double tolerance) {
   ASSERT_EQ(kept.size(), std::min<size_t>(pool, candidates.size()));
@@ -110,8 +111,8 @@ TEST(Adore, EqualsDenseAttentionWhereThePoolCoversTheText) {
   }
 }
 
-// From the first token on, every step has all tokens before it in the pool or rebuilds them, so what is
-// rebuilt is what it was (invariant 34), and nothing is lost.
+// At every step, all earlier tokens are in the pool or are rebuilt. So the rebuilt entries equal the original
+// ones (invariant 34), and nothing is lost.
 TEST(Adore, EqualsDenseAttentionWherePoolAndRebuiltTokensCoverTheText) {
   const Seeded models[] = {{.layers = 3, .kv_heads = 1},
                            {.layers = 3, .kv_heads = 2},
@@ -131,10 +132,10 @@ TEST(Adore, EqualsDenseAttentionWherePoolAndRebuiltTokensCoverTheText) {
   }
 }
 
-// In the first layer a rebuilt token has the key and the value that it always had, bit for bit (invariant
-// 33): they come from its embedding alone.
+// In the first layer, a rebuilt token has the same key and value as before, bit for bit (invariant 33),
+// because they depend only on its embedding.
 TEST(Adore, RebuildsExactlyInTheFirstLayer) {
-  Seeded ageing;  // so that scores change places
+  Seeded ageing;  // so that the order of scores changes
   ageing.edit = [](const std::string& name, std::vector<float>& values) {
     if (name == "adore.position.weight")
       for (float& v : values) v *= 6;
@@ -155,7 +156,7 @@ TEST(Adore, RebuildsExactlyInTheFirstLayer) {
     before = now;
   }
   EXPECT_GT(rebuilt, 5u) << "tokens that came back";
-  // A file's body begins with the first head's keys and values.
+  // The body of a file begins with the first head's keys and values.
   const SessionBytes saved = save(*ours), whole = save(*all);
   const SessionFile some = must(SessionFile::open(lend(saved), "ours")),
                     dense_file = must(SessionFile::open(lend(whole), "all"));
@@ -172,7 +173,7 @@ TEST(Adore, RebuildsExactlyInTheFirstLayer) {
     }
 }
 
-// What stays of a prompt and of each step, in all layers and heads alike (invariant 35).
+// Checks what is kept of a prompt and of each step, which is the same in all layers and heads (invariant 35).
 TEST(Adore, KeepsTheHighestScores) {
   constexpr uint32_t kPool = 50, kChunk = 20;
   const SeededModel m = seeded_model();
@@ -212,7 +213,8 @@ TEST(Adore, KeepsTheHighestScores) {
           for (int32_t p = 0; p < i; ++p)
             if (!here.contains(p)) released.push_back({reference.score(uint32_t(p), uint32_t(i)), p});
           std::sort(released.rbegin(), released.rend());
-          // Where the last that is rebuilt and the first that is not are as good as equal, either may be.
+          // If the last rebuilt token and the first token that is not rebuilt have almost equal scores,
+          // either may be rebuilt.
           if (released.size() > rebuild &&
               released[rebuild - 1].first - released[rebuild].first < 2 * close) {
             accept(*session, tokens[size_t(i)]);
@@ -233,7 +235,7 @@ TEST(Adore, KeepsTheHighestScores) {
     }
 }
 
-// Scores come from the text alone, not from how it was cut into calls (invariant 36).
+// Scores depend only on the text, not on how calls divide it (invariant 36).
 TEST(Adore, ReadsTheSameInAnyPieces) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> tokens = seeded_tokens(200);
@@ -248,7 +250,8 @@ TEST(Adore, ReadsTheSameInAnyPieces) {
   EXPECT_EQ(kept(*pieces), kept(*whole));
 }
 
-// Local tokens are read behind a full pool, and the first generated token releases down to its size.
+// Local tokens are read after a full pool, and the first generated token releases entries until the pool has
+// its size.
 TEST(Adore, ReadsLocalTokensBehindAFullPool) {
   const SeededModel m = seeded_model();
   for (const uint32_t chunk : {16u, 64u}) {
@@ -263,7 +266,7 @@ TEST(Adore, ReadsLocalTokensBehindAFullPool) {
   }
 }
 
-// What is made smaller goes on as one that was made so, and so does its clone.
+// A session whose pool is made smaller continues like one created with that pool, and so does its clone.
 TEST(Adore, GoesOnWithASmallerPool) {
   const SeededModel m = seeded_model();
   const auto session = open_session(m.model, adore(m, 100, 5));
@@ -280,7 +283,7 @@ TEST(Adore, GoesOnWithASmallerPool) {
   EXPECT_EQ(kept(*smaller), kept(*session));
 }
 
-// Rewinding before the pool is full, the controller goes on from the state of that position.
+// After a rewind before the pool is full, the controller continues from its state at that position.
 TEST(Adore, GoesOnFromTheStateOfAnEarlierPosition) {
   const SeededModel m = seeded_model();
   const auto straight = open_session(m.model, adore(m, 60, 3)), back = open_session(m.model, adore(m, 60, 3));
@@ -292,7 +295,7 @@ TEST(Adore, GoesOnFromTheStateOfAnEarlierPosition) {
   EXPECT_EQ(kept(*back), kept(*straight));
 }
 
-// score() attends and releases as generating does.
+// score() attends and releases tokens as generating does.
 TEST(Adore, ScoresATextAsIfItWereGenerated) {
   const SeededModel m = seeded_model();
   const auto session = open_session(m.model, adore(m, 60, 4)), steps = open_session(m.model, adore(m, 60, 4));
@@ -310,7 +313,7 @@ TEST(Adore, ScoresATextAsIfItWereGenerated) {
   EXPECT_EQ(kept(*session), kept(*steps));
 }
 
-// A file in which heads hold different tokens would give lists that lead out of one of them.
+// A file in which heads hold different tokens would give lists with indices outside a head's entries.
 TEST(Adore, TakesNoSavedStateWithUnequalHeads) {
   const SeededModel m = seeded_model();
   const auto session = open_session(m.model, adore(m, 60, 3)), other = open_session(m.model, adore(m, 60, 3));

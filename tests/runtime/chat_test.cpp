@@ -44,8 +44,8 @@ TEST(Chat, WritesEachFormatAsItsTemplateDoes) {
 }
 
 TEST(Chat, ContinuesWhereTheModelStoppedAtItsEndOfTurnToken) {
-  // The session holds what was written for the first question, then the model's answer and its end token. The
-  // next question written as a continuation must give the text that the whole conversation has.
+  // The session holds the text written for the first question, then the model's answer and its end token. The
+  // next question, written as a continuation, must give the same text as the whole conversation.
   const std::vector<ChatMessage> before(kConversation.begin(), kConversation.begin() + 2);
   const std::vector<ChatMessage> after(kConversation.begin() + 3, kConversation.end());
   const std::pair<ChatFormat, const char*> answers[] = {
@@ -138,7 +138,7 @@ TEST(Chat, ReadsTheTemplatesOfRealFiles) {
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(*found, ChatFormat::kThimble);
 
-  // The marks are one token each for the model.
+  // Each mark is one token of the model.
   const auto tokenizer = Tokenizer::load(*gguf);
   ASSERT_TRUE(tokenizer.ok());
   const std::vector<Token> tokens = tokenizer->tokenize(written(*found, {{"user", "Hi"}}), true, true);
@@ -150,8 +150,9 @@ TEST(Chat, ReadsTheTemplatesOfRealFiles) {
 }
 
 TEST(Chat, RecognisesWholeTemplatesOfAFile) {
-  // Written for this test, each with what the templates of its family have around their marks: defaults for a
-  // missing system message, branches by role, checks of the order, white space control, both quotes.
+  // These templates were written for this test. Each has what its family's templates have around their marks:
+  // defaults for a missing system message, branches by role, checks of the order, white space control, both
+  // kinds of quotes.
   const std::pair<const char*, ChatFormat> templates[] = {{R"({%- if messages[0]["role"] != "system" -%}
 {{- "<|im_start|>system\nAnswer briefly.<|im_end|>\n" -}}
 {%- endif -%}

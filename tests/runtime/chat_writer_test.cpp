@@ -1,5 +1,5 @@
-// Conversations as a model's file says: its template run, a format recognised in it, or a refusal; and later
-// turns.
+// Tests how conversations are written according to the model's file: by its template, by a format recognised
+// in the template, or a refusal; and later turns.
 #include <gtest/gtest.h>
 
 #include "gguf/gguf.h"
@@ -11,7 +11,7 @@
 namespace thimble {
 namespace {
 
-// A tokenizer that knows the marks of these tests; <s> is BOS, </s> and <|im_end|> end a turn.
+// A tokenizer that has the marks of these tests as tokens; <s> is BOS, </s> and <|im_end|> end a turn.
 class Marks {
  public:
   explicit Marks(bool adds_bos) {
@@ -39,7 +39,7 @@ class Marks {
   Gguf gguf_;
 };
 
-// What writes by a template of shared/data/templates.
+// A writer that uses a template of shared/data/templates.
 Result<ChatWriter> published(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return ChatWriter::from_source(
@@ -50,8 +50,8 @@ constexpr const char* kChatml =
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% "
     "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-// Drops what an answer thought, unless it is the last message; writes rules in front of the first message
-// alone.
+// A template that drops the thoughts of an answer unless it is the last message, and writes rules before the
+// first message only.
 constexpr const char* kThinker =
     "{{ bos_token }}{% if messages[0].role != 'system' %}RULES {% endif %}{% for m in messages %}"
     "{% if m.role == 'assistant' %}A:{% if loop.last %}<think></think>{% endif %}{{ "
@@ -64,7 +64,7 @@ std::string written(const ChatWriter& writer, const Conversation& c, const Token
   return text.ok() ? *text : "";
 }
 
-// What others wrote cannot end a turn: only the template's own control tokens are parsed.
+// Text from other people cannot end a turn: only the template's own control tokens are parsed.
 TEST(ChatWriter, GuardsControlTokensThatMessagesSpell) {
   const Marks marks(true);
   const std::string
@@ -110,7 +110,7 @@ TEST(ChatWriter, RunsTheTemplateThatAFileBrings) {
             "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
 }
 
-// As transformers has it: a template may ask for these without asking first whether they are there.
+// As in transformers, a template may use these variables without checking first whether they are defined.
 TEST(ChatWriter, DefinesWhatIsNotGiven) {
   const Marks marks(false);
   const ChatWriter writer = ChatWriter::choose(
@@ -162,7 +162,8 @@ TEST(ChatWriter, GoesOnAfterAnAnswerThatTheContextHolds) {
             "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(written(ChatWriter::choose(kThinker), later, marks.tokenizer), "Q:Why?\nA:");
 
-  // What the session read, what the model wrote, and the later turn are the whole conversation.
+  // The text that the session read, the model's answer, and the later turn together are the whole
+  // conversation.
   const ChatWriter chatml = ChatWriter::choose(kChatml);
   Conversation before, whole;
   before.messages = {{"system", "S"}, {"user", "Hi"}};
@@ -171,7 +172,7 @@ TEST(ChatWriter, GoesOnAfterAnAnswerThatTheContextHolds) {
   EXPECT_EQ(
       written(chatml, before, marks.tokenizer) + "Hello.<|im_end|>" + written(chatml, later, marks.tokenizer),
       written(chatml, whole, marks.tokenizer));
-  // The same with the earlier messages given.
+  // The same if the earlier messages are given.
   whole.held = 3;
   EXPECT_EQ(written(chatml, whole, marks.tokenizer), written(chatml, later, marks.tokenizer));
 }
@@ -194,7 +195,8 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
     later.now = whole.now = 1741338302;
     const std::string next = written(*writer, later, marks.tokenizer),
                       all = written(*writer, whole, marks.tokenizer);
-    // The end of the whole conversation, the new message in it and nothing of the turns before.
+    // The continuation is the end of the whole conversation. It contains the new message and nothing of the
+    // earlier turns.
     EXPECT_TRUE(all.ends_with(next)) << next << "\n---\n" << all;
     EXPECT_NE(next.find("Why is it so?"), std::string::npos) << next;
     EXPECT_EQ(next.find("Hello."), std::string::npos) << next;
@@ -203,7 +205,8 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
   EXPECT_EQ(count, 65u);
 }
 
-// A template without system messages, whether it refuses them or leaves them out, reads them with the user's.
+// A template without system messages, whether it refuses or ignores them, gets them joined with the user's
+// message.
 TEST(ChatWriter, PutsSystemMessagesWhereATemplateReadsThem) {
   const Marks marks(false);
   const std::string
@@ -219,7 +222,7 @@ TEST(ChatWriter, PutsSystemMessagesWhereATemplateReadsThem) {
     c.held = 3;
     EXPECT_EQ(written(writer, c, marks.tokenizer), "Q:Why?\n");
   }
-  Conversation c;  // nothing to put it in front of
+  Conversation c;  // there is no message to put it before
   c.messages = {{"system", "Be brief."}};
   EXPECT_EQ(ChatWriter::choose(kRefuses).write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
 }
@@ -263,8 +266,8 @@ TEST(ChatWriter, WritesThoughtsAndArgumentsAsATemplateTakesThem) {
   EXPECT_EQ(written(ChatWriter::choose(kText), c, marks.tokenizer), ">{\"a\": 1}");
 }
 
-// What a server gives back to any published template: a system message, thoughts, words and a call in one
-// answer, an id of its own, and the call's result.
+// A whole exchange as a server passes it to every published template: a system message; an answer with
+// thoughts, words and a call with an id; and the call's result.
 TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
   const std::string folder = shared_file("data/templates");
   THIMBLE_NEEDS(folder);
@@ -285,13 +288,13 @@ TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
     c.add_assistant = true;
     const std::string name = entry.path().stem().string();
     if (name == "google-gemma-2-2b-it" || name == "llama-cpp-deepseek-r1") {
-      // One has no messages of tools; one writes tools in a way that Python refuses, too.
+      // One template has no tool messages; another writes tools in a way that Python also refuses.
       EXPECT_FALSE(writer->write(c, marks.tokenizer).ok());
       continue;
     }
     const std::string all = written(*writer, c, marks.tokenizer);
     const bool last_only =
-        name == "mistralai-Mistral-Nemo-Instruct-2407";  // where the user's message is last
+        name == "mistralai-Mistral-Nemo-Instruct-2407";  // only if the user message is the last
     EXPECT_EQ(all.find("Be brief.") == std::string::npos, last_only) << all;
     const bool no_tools = name == "llama-cpp-rwkv-world" || name == "microsoft-Phi-3.5-mini-instruct";
     EXPECT_EQ(all.find("sunny") == std::string::npos, no_tools) << all;
@@ -307,7 +310,8 @@ TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
   EXPECT_EQ(forgets.write(c, marks.tokenizer).status().code(), Code::kUnsupported);
   const ChatWriter chatml = ChatWriter::choose(kChatml);
   c.continues = false;
-  for (const uint64_t held : {1, 2}) {  // a user's message, and more than there are
+  // The held messages end with a user's message, or are more than there are
+  for (const uint64_t held : {1, 2}) {
     c.held = held;
     EXPECT_EQ(chatml.write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
   }

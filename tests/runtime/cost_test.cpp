@@ -1,4 +1,4 @@
-// What steps cost, counted by hand for a model of round numbers.
+// Tests the cost of steps, counted by hand for a model with round numbers.
 #include <gtest/gtest.h>
 
 #include "runtime/plan/cost_model.h"
@@ -37,7 +37,7 @@ TEST(Cost, CountsWeightsOnceAndEveryAttendedEntry) {
   const CostModel cost = cost_model({.pool = 100});
   const Cost one = cost.run(1, 9, false, true);
   EXPECT_EQ(one.bytes,
-            4 * (kLayers + kOutput) + (10 + 1) * 2 * kKeys * 2);  // keys and values of 10 read, of 1 written
+            4 * (kLayers + kOutput) + (10 + 1) * 2 * kKeys * 2);  // keys and values: 10 read, 1 written
   EXPECT_EQ(one.flop, 2 * (kLayers + kOutput) + 10 * 2 * kQueries * 2);
   const Cost chunk = cost.run(4, 6, true, false);
   EXPECT_EQ(chunk.bytes, 4 * kLayers + (10 + 4) * 2 * kKeys * 2);
@@ -59,12 +59,13 @@ TEST(Cost, OfPagesIsTheBoundsThatAreScored) {
   SessionOptions options{
       .pool = 100, .selection = Selection::kQuest, .select_k = 32, .select_page = 8, .dense_layers = 1};
   const Policies policies(options);
-  // Of one of the two layers: as much as two keys for each of 10 pages.
+  // In one of the two layers, this reads as much as two keys for each of 10 pages.
   EXPECT_EQ(policies.selection->cost(model(), options, 80).bytes, 10 * 2 * kKeys / 2 * 2);
   EXPECT_EQ(policies.selection->cost(model(), options, 32).bytes, 0);
 }
 
-// Beside two of four experts: its matrices are read once, and every row passes them.
+// The shared expert is computed in addition to two of four experts: its matrices are read once, and every row
+// is multiplied with them.
 TEST(Cost, OfAnExpertThatAllTokensShareIsThatOfAnyMatrix) {
   const std::string path = project_file("tests/reference/tiny-granitemoe-shared.gguf");
   const auto shared = must(Model::open(must(MappedFile::open(path)), path));
@@ -77,13 +78,13 @@ TEST(Cost, OfAnExpertThatAllTokensShareIsThatOfAnyMatrix) {
   }
   const SessionOptions o{.pool = 100};
   const Cost one = CostModel(*shared, o, Policies(o)).run(1, 9, true, true);
-  const double keys = 3 * 16, queries = 3 * 2 * 16;  // channels in all layers
+  const double keys = 3 * 16, queries = 3 * 2 * 16;  // number of channels in all layers
   EXPECT_DOUBLE_EQ(one.bytes, of_all.bytes + of_experts.bytes / 2 + (10 + 1) * 2 * keys * 2);
   EXPECT_DOUBLE_EQ(one.flop, of_all.flop + of_experts.flop / 2 + 10 * 2 * queries * 2);
 }
 
 TEST(Cost, OfAWindowedLayerEndsAtItsWindow) {
-  const SeededModel m = seeded_model({.window = 6});  // of layer 0
+  const SeededModel m = seeded_model({.window = 6});  // the window of layer 0
   const SessionOptions options{.pool = 100};
   const CostModel cost(*m.model, options, Policies(options));
   EXPECT_EQ(cost.run(1, 9, false, false).bytes, 4 * kLayers + (10 + 1 + 6 + 1) * kKeys * 2);
@@ -104,7 +105,7 @@ TEST(Cost, OfARetainerIsItsMatrices) {
   const SessionOptions options{.retainer = retainer, .retention = Retention::kLocret, .pool = 100};
   const Cost cost = Policies(options).retention->cost(options);
   EXPECT_EQ(cost.bytes, 2.0 * 36 * (512 * 4096 + 8 * 512));
-  EXPECT_EQ(cost.flop, cost.bytes);  // two operations and two bytes a weight
+  EXPECT_EQ(cost.flop, cost.bytes);  // two operations and two bytes per weight
   EXPECT_NEAR(cost.flop, 151e6, 0.5e6);
 }
 

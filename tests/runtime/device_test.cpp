@@ -1,6 +1,7 @@
-// Whole sequences on every device of this machine beside the CPU, on the demo model. The rule: kept sets
-// overlap at least 99 % per head and chunk, what differs lies within 4 times the largest score error of the
-// threshold, and greedy tokens agree where the CPU's two best logits differ by more than the logit tolerance.
+// Compares whole sequences on every device of this machine with the CPU, on the demo model. The sets of kept
+// entries overlap by at least 99 % per head and chunk. The scores of entries that differ are within 4 times
+// the largest score error of the threshold. Greedy tokens agree if the CPU's two best logits differ by more
+// than the tolerance of logits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,8 +25,9 @@
 namespace thimble::test {
 namespace {
 
-// Products of f16 are off by 2^-11 of each factor. The demo model's logits sum 512 of them with magnitudes up
-// to 20 behind eight layers whose errors add like a random walk; this is five times what that comes to.
+// Products of f16 are off by 2^-11 of each factor. The demo model's logits sum 512 of them, with magnitudes
+// up to 20, after eight layers whose errors add like a random walk. The tolerance is five times the resulting
+// error.
 constexpr float kLogitTolerance = 0.1f;
 
 struct Demo {
@@ -79,8 +81,9 @@ class PoolRule {
       }
     const double overlap = static_cast<double>(common) / static_cast<double>(a.size());
     least_overlap_ = std::min(least_overlap_, overlap);
-    EXPECT_LE(a.size() - common, std::max<size_t>(1, a.size() / 100));  // one of 64 entries is more than 1 %
-    // The lowest score that was not kept for being recent.
+    // One of 64 entries is already more than 1 %
+    EXPECT_LE(a.size() - common, std::max<size_t>(1, a.size() / 100));
+    // The lowest score among the entries that were not kept for being recent.
     float threshold = std::numeric_limits<float>::infinity();
     for (auto it = a.begin(); it != std::prev(a.end(), stabilizers_); ++it)
       threshold = std::min(threshold, it->second);
@@ -89,7 +92,7 @@ class PoolRule {
       for (const auto& [position, score] : one) {
         if (two.contains(position)) continue;
         differing.insert(position);
-        // What differed before was judged by the threshold of its time.
+        // An earlier difference was compared with the threshold of its time.
         if (!known.contains(position)) {
           EXPECT_LE(std::abs(score - threshold), 4 * error) << "position " << position;
         }
@@ -113,7 +116,7 @@ float lead(std::vector<float> logits) {
   return logits[0] - logits[1];
 }
 
-// Generates on the CPU and leads the other along the same text.
+// Generates tokens on the CPU and feeds the same tokens to the other device.
 void expect_same_answer(Watched& cpu, Watched& other, uint32_t tokens) {
   std::vector<float> expected = flush(*cpu.session), got = flush(*other.session);
   uint32_t compared = 0;
@@ -135,17 +138,17 @@ std::shared_ptr<Device> opened(const std::string& name) {
   return shared_device(name, [&] { return must(open_device(name, strictly({.threads = 1}))); });
 }
 
-// Beside the CPU: on a machine without other devices there is nothing to compare.
+// Tests on devices other than the CPU; a machine without any has nothing to compare.
 class OnDevice : public ::testing::TestWithParam<std::string> {
  protected:
   static std::shared_ptr<Device> device() { return opened(GetParam()); }
 
-  // A software driver has smaller pools and chunks, less to read and a short answer: it reads 10 to 45 tokens
-  // a second of a core and writes 4.
+  // A software driver gets smaller pools and chunks, less text and a short answer, because it reads 10 to 45
+  // tokens per second and core, and writes 4.
   uint32_t smaller(uint32_t n, uint32_t on_software) const { return software_ ? on_software : n; }
   uint32_t pool() const { return smaller(2048, 96); }
   uint32_t chunk() const { return smaller(1024, 64); }
-  uint32_t most() const { return smaller(kRead, 250); }  // tokens to read
+  uint32_t most() const { return smaller(kRead, 250); }  // number of tokens to read
   uint32_t answer() const { return smaller(200, 8); }
 
   SessionOptions locret() const {
@@ -164,7 +167,7 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
     o.select_theta = theta;
     return o;
   }
-  // Reads this much of the book on both, chunk by chunk, then generates.
+  // Reads `tokens` tokens of the book on both devices, chunk by chunk, then generates.
   void run(const SessionOptions& options, size_t tokens) {
     Watched here(demo().model, options), there(demo().model, options, device());
     const auto text = std::span(demo().book).first(tokens);
@@ -248,7 +251,7 @@ TEST_P(OnDevice, ReadsALongTextAndAnswersAsTheCpuDoes) {
   run(selecting(locret(), 0.9f), smaller(48 << 10, most()));
 }
 
-// A chunk larger than what a run has room for behind its pool.
+// A chunk that is larger than the room after a run's kept entries.
 TEST_P(OnDevice, SelectsWhileReadingARetainedPoolAsTheCpuDoes) {
   SessionOptions options = selecting(locret(), 1);
   options.select_prefill = 1;
@@ -277,7 +280,7 @@ TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
       most());
 }
 
-// One head of the model keeps nearly everything, the others next to nothing.
+// One head of the model keeps almost all entries, the others almost none.
 TEST_P(OnDevice, KeepsMoreInOneHeadAsTheCpuDoes) {
   const ModelShape& shape = demo().model->shape;
   SessionOptions options = locret();
@@ -301,8 +304,9 @@ TEST_P(OnDevice, EvictsAtRandomByTheHeadAsTheCpuDoes) {
   expect_same_answer(here, there, answer());
 }
 
-// Of tokens read and decoded. Nothing is evicted, so that both see the same. Products of f16 are off by 2^-11
-// of each factor, in the scores and in the layer before; 2^-6 is ten times what that comes to.
+// Compares the scores of read and of decoded tokens. Nothing is evicted, so that both devices see the same
+// entries. Products of f16 are off by 2^-11 of each factor, in the scores and in the layer before; the
+// tolerance of 2^-6 is ten times the resulting error.
 TEST_P(OnDevice, ScoresWithEveryKindOfRetainerAsTheCpuDoes) {
   const std::vector<int32_t> text = seeded_tokens(smaller(300, 150), 256), turn = seeded_tokens(10, 256, 8);
   for (const char* kind : {"locret", "linear", "mlp", "sink"}) {
@@ -324,7 +328,7 @@ TEST_P(OnDevice, ScoresWithEveryKindOfRetainerAsTheCpuDoes) {
     for (Watched* w : {&here, &there}) {
       read(*w->session, text);
       for (int32_t i = 0; i < 5; ++i) accept(*w->session, i);
-      read(*w->session, turn);  // scores the ring
+      read(*w->session, turn);  // scores the tokens in the ring
     }
     for (uint32_t layer = 0; layer < 2; ++layer)
       for (uint32_t head = 0; head < 2; ++head) {
@@ -339,8 +343,9 @@ TEST_P(OnDevice, ScoresWithEveryKindOfRetainerAsTheCpuDoes) {
   }
 }
 
-// Where heads share a pool: a text that fits is dense attention, to the bit; and runs move as it grows, also
-// while a token is generated. Both devices go on from the same entries, and then hold the same positions.
+// For heads that share a pool: if the text fits, the result is dense attention, to the bit. Runs move as the
+// text grows, also while a token is generated. Both devices continue from the same entries, and then hold the
+// same positions.
 TEST_P(OnDevice, SharesAPoolAsTheCpuDoes) {
   const SeededModel m = seeded_model({.d_model = 256,
                                       .head_dim = 64,
@@ -367,7 +372,8 @@ TEST_P(OnDevice, SharesAPoolAsTheCpuDoes) {
     accept(*there, i);
   }
   EXPECT_EQ(there->state().division, 1u);
-  // Entries are bits that a move leaves alone: the scores of a few generated tokens may differ by rounding.
+  // A move does not change the bits of entries; only the scores of a few generated tokens may differ by
+  // rounding.
   for (uint32_t layer = 0; layer < 2; ++layer)
     for (uint32_t head = 0; head < 2; ++head) {
       const std::vector<int32_t> ours = kept(*here)[layer][head], theirs = kept(*there)[layer][head];
@@ -400,14 +406,14 @@ TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {
       for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], kLogitTolerance) << i;
     };
     compare(read(*there, text), read(*here, text));
-    for (int32_t i = 0; i < 80; ++i) compare(accept(*there, i), accept(*here, i));  // past an eviction
+    for (int32_t i = 0; i < 80; ++i) compare(accept(*there, i), accept(*here, i));  // until after an eviction
     compare(read(*there, turn), read(*here, turn));
     EXPECT_EQ(kept(*there), kept(*here));
     if (HasFailure()) return;
   }
 }
 
-// Scores are made on the host of the same embeddings: the same bits, so the same tokens.
+// The host computes scores from the same embeddings, so the bits and the tokens are the same.
 TEST_P(OnDevice, ReleasesAndRebuildsAsTheCpuDoes) {
   const Seeded few{.d_model = 256, .heads = 8, .kv_heads = 2, .head_dim = 64, .d_ff = 512, .vocab = 256};
   Seeded many = few;
@@ -455,7 +461,7 @@ std::string family_test_name(
   return device_test_name({device, 0}) + "_" + family;
 }
 
-// A small model of each family: windows, sinks, soft caps, experts, norms that are added, layers without
+// A small model of each family: windows, sinks, soft caps, experts, additional norms, layers without
 // positions.
 class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, const char*>> {
  protected:
@@ -468,15 +474,16 @@ class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, c
     device_ = opened(std::get<0>(GetParam()));
   }
 
-  // The logits behind a text and behind each of some more tokens. Products of f16 are off by 2^-11 of each
-  // factor; the logits sum what some thirty products leave, which moved them by up to 2^-8 of the largest.
+  // Compares the logits after a text and after each of some more tokens. Products of f16 are off by 2^-11 of
+  // each factor. The logits sum the results of some thirty products, which moved them by up to 2^-8 of the
+  // largest.
   static void expect_close(const std::vector<float>& got, const std::vector<float>& expected) {
     float largest = 0;
     for (const float logit : expected) largest = std::max(largest, std::abs(logit));
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], largest * 0x1p-6f) << i;
   }
-  // Whether two readings attended to the same entries. Where they did not, one at the threshold of a head was
-  // exchanged, or a page of them; layers behind that one read something else, and may list what they like.
+  // Whether two readings attended to the same entries. If they did not, an entry (or a page) at the threshold
+  // of a head was exchanged. Layers after that one read different input and may list different entries.
   static bool same_lists(Watched& here, Watched& there, uint32_t page) {
     const auto expected = here.lists(), got = there.lists();
     for (size_t layer = 0; layer < expected.size(); ++layer) {
@@ -490,8 +497,8 @@ class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, c
     }
     return true;
   }
-  // Whether both hold the same. Where they do not, an entry at the threshold of a head was exchanged: on an
-  // H200 it was one of 90 in a head of smollm3.
+  // Whether both hold the same entries. If not, an entry at the threshold of a head was exchanged: on an
+  // H200, this was one of 90 in a head of smollm3.
   static bool same_entries(const Kept& a, const Kept& b) {
     for (size_t layer = 0; layer < a.size(); ++layer)
       for (size_t head = 0; head < a[layer].size(); ++head) {
@@ -518,7 +525,7 @@ class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, c
       expect_close(got, expected);
       ++compared;
     }
-    // On an H200 an entry was exchanged behind four of smollm3's eight tokens.
+    // On an H200, an entry was exchanged after four of smollm3's eight tokens.
     EXPECT_GE(compared, kTokens / 4) << "too few tokens saw the same";
   }
 
@@ -530,7 +537,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FamilyOnDevice);
 TEST_P(FamilyOnDevice, AnswersAsOnTheCpu) { compare({.pool = 200, .chunk = 64, .max_new = 32}); }
 
 // Pairs of a device other than the CPU and a family. The software driver gets only the families in `first`; a
-// card gets all of them.
+// GPU gets all of them.
 std::vector<std::tuple<std::string, const char*>> families_of_devices(
     const std::vector<const char*>& first, const std::vector<const char*>& others) {
   std::vector<std::tuple<std::string, const char*>> all;
@@ -542,7 +549,7 @@ std::vector<std::tuple<std::string, const char*>> families_of_devices(
   }
   return all;
 }
-// On the software driver golden_test reads the other families.
+// On the software driver, golden_test covers the other families.
 INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
                          ::testing::ValuesIn(families_of_devices({"ministral3", "granitemoe_shared"},
                                                                  {"gemma3", "gemma2", "qwen3moe", "mixtral",
@@ -550,14 +557,15 @@ INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
                                                                   "olmo3"})),
                          family_test_name);
 
-// Policies over layers that see a window, have experts or soft caps, or count no positions.
+// Policies on layers that have a window, experts, soft caps, or no positions.
 class PoliciesOfFamilyOnDevice : public FamilyOnDevice {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PoliciesOfFamilyOnDevice);
 
 TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
-  // A router's choice between experts that it likes alike turns over with less than f16 products leave: with
-  // W off by one unit of f16 here and there the CPU itself reads these 150 tokens otherwise, whatever the
-  // model's seed, and logits move by up to a tenth of the largest. So does an H100 with Vulkan.
+  // A router's choice between experts with almost equal scores can change by less than the error of f16
+  // products. If some elements of W change by one unit in the last place of f16, the CPU itself reads these
+  // 150 tokens differently with every seed of the model, and logits move by up to a tenth of the largest. An
+  // H100 with Vulkan differs in the same way.
   if (std::get<1>(GetParam()) == std::string("qwen3moe") && !device_->info().software)
     GTEST_SKIP() << "matrix units round to f16";
   SessionOptions options{.retention = Retention::kWindow,

@@ -1,4 +1,5 @@
-// Policies on models of every family: windowed layers, sinks, soft caps, experts, layers without positions.
+// Tests policies on models of every family: windowed layers, sinks, soft caps, experts, layers without
+// positions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,8 +18,8 @@ constexpr const char* kFamilies[] = {"gemma3",    "gemma2",  "qwen3moe", "mixtra
                                      "smollm3",   "granite", "olmo2",    "olmo3",   "granitemoe_shared",
                                      "ministral3"};
 constexpr uint32_t kText = 200;
-// Of the logits, against dense attention: expect_close()'s, and 4 times as much because a step of rounding
-// may exchange an expert for another that the router likes as well.
+// The tolerance of logits against dense attention: that of expect_close(), times 4 because one rounding may
+// exchange two experts with almost equal scores.
 constexpr float kRounding = 0x1p-7f;
 
 class Families : public ::testing::TestWithParam<const char*> {
@@ -66,7 +67,7 @@ SessionOptions selecting(SessionOptions o, Selection selection, uint32_t k) {
 
 constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff,
                                      Retention::kTova, Retention::kReread};
-// By the scores of a retainer of this kind.
+// The kinds of retainers whose scores are used.
 constexpr const char* kRetainers[] = {"locret", "linear", "mlp", "sink"};
 
 SessionOptions scored(const Model& model, const char* kind, uint32_t pool) {
@@ -114,7 +115,8 @@ TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
   }
 }
 
-// What every head holds: ascending positions, the last tokens among them, and as many as its layer allows.
+// Checks what every head holds: ascending positions, including the last tokens, and as many as its layer
+// allows.
 void expect_kept(const Session& session, const Model& model, uint32_t pool, uint32_t local,
                  int32_t position) {
   const Kept sets = kept(session);
@@ -129,7 +131,7 @@ void expect_kept(const Session& session, const Model& model, uint32_t pool, uint
     }
 }
 
-// Under layer scope all heads of a layer keep the same.
+// With layer scope, all heads of a layer keep the same entries.
 void expect_shared(const Session& session) {
   for (const auto& layer : kept(session))
     for (const std::vector<int32_t>& head : layer) ASSERT_EQ(head, layer[0]);
@@ -158,7 +160,7 @@ void Families::evict_clone_and_go_back(const SessionOptions& o) const {
 
 constexpr uint32_t kPool = 60;
 
-// Every retention with one of the selections: the next family has it with the next one.
+// Tests every retention with one of the selections; the next family combines it with the next selection.
 TEST_P(Families, EvictSelectCloneAndGoBack) {
   constexpr Selection kAll[] = {Selection::kDense, Selection::kTokenSelect, Selection::kQuest};
   auto turn = std::find(std::begin(kFamilies), std::end(kFamilies), std::string_view(GetParam())) - kFamilies;
@@ -205,7 +207,7 @@ TEST_P(Families, EvictByTheLayerAndUnderOriginalPositions) {
   }
 }
 
-// A controller chooses for all layers together, which those with a window cannot follow.
+// A controller chooses tokens for all layers together, which layers with a window do not support.
 TEST_P(Families, FollowAControllerUnlessTheySeeWindows) {
   const SessionOptions o = adore(*model_, kPool);
   if (sees_windows()) {
@@ -232,7 +234,7 @@ TEST_P(Families, FollowAControllerUnlessTheySeeWindows) {
   }
 }
 
-// A reading that is interrupted whenever it tells its progress ends where one that is not does.
+// A reading that is interrupted at every progress report ends in the same state as one that is not.
 TEST_P(Families, GoOnWhereTheyWereInterrupted) {
   std::vector<SessionOptions> all = {
       selecting(retaining(Retention::kWindow, kPool), Selection::kTokenSelect, 24),
@@ -261,7 +263,8 @@ TEST_P(Families, GoOnWhereTheyWereInterrupted) {
   }
 }
 
-// Where all layers have a window, a base that only these have is everyone's, and yarn scales it alike.
+// If all layers have a window, the base for windowed layers applies to all layers, and yarn scales it as
+// usual.
 TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
   THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
   for (const std::string family : {"gemma2", "gpt-oss"}) {
@@ -280,17 +283,18 @@ TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
   }
 }
 
-// Those whose feed-forward does not lie over what attention gave for a token, so that it can be read.
+// Families in which the buffer of the feed-forward does not overwrite the output of attention for a token, so
+// that the test can read it.
 class FamiliesThatShowAttention : public Families {};
 INSTANTIATE_TEST_SUITE_P(Of, FamiliesThatShowAttention,
                          ::testing::Values("gemma3", "gemma2", "gpt_oss", "smollm3", "granite", "olmo2",
                                            "olmo3", "ministral3"),
                          [](const auto& family) { return std::string(family.param); });
 
-// The weights that a session tells of its last layer are those that attention summed values by: caps and
-// sinks are in both. A logit is a sum of head_dim products that the two ops add in other orders, off by
-// head_dim 2^-24 of the lengths' product, which stays below 2^6 here; a weight moves by twice as much of
-// itself.
+// The weights that a session reports for its last layer are those with which attention summed values; caps
+// and sinks affect both. A logit is a sum of head_dim products, which the two ops add in different orders. It
+// is off by head_dim 2^-24 of the product of lengths, which stays below 2^6 here. A weight changes by twice
+// this, relative to itself.
 TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
   const ModelShape& s = model_->shape;
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
@@ -309,7 +313,7 @@ TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
     std::vector<float> y(uint64_t(s.heads) * s.head_dim), weights(watch.cis.bytes / sizeof(float));
     std::vector<uint16_t> values(attention->v.values.bytes / sizeof(uint16_t));
     must(w.device->read(y.data(), attention->y.slice(0, y.size() * sizeof(float))));
-    must(w->kept_by_position(nullptr, attended.data()));  // after which y is gone
+    must(w->kept_by_position(nullptr, attended.data()));  // this overwrites y
     must(w.device->read(weights.data(), watch.cis));
     must(w.device->read(values.data(), attention->v.values));
     const auto lists = w.lists()[s.layers - 1];

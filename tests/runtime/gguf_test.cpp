@@ -1,4 +1,4 @@
-// What the GGUF reader accepts, and how it refuses everything else.
+// Tests what the GGUF reader accepts, and that it refuses everything else.
 #include "gguf/gguf.h"
 
 #include <gtest/gtest.h>
@@ -192,7 +192,7 @@ TEST(Gguf, ReadsVersion2AsVersion3) {
   EXPECT_EQ(g->tensors().size(), 2u);
 }
 
-// The files of a model in parts, in memory.
+// The files of a model that is split into parts, in memory.
 class Parts {
  public:
   explicit Parts(const std::vector<GgufWriter>& writers) {
@@ -340,14 +340,14 @@ TEST(Gguf, RefusesStringsPastTheEnd) {
                    "ends inside the value of key 'long.array'");
 
     FileBytes bytes = small_file().bytes();
-    std::memcpy(bytes.data() + 24, &length, sizeof length);  // of the first key's name
+    std::memcpy(bytes.data() + 24, &length, sizeof length);  // the length of the first key's name
     expect_message(refused(bytes), Code::kFormat, "ends inside the name of key 0");
   }
 }
 
 TEST(Gguf, RefusesArraysPastTheEnd) {
   for (const GgufType type : {GgufType::kU8, GgufType::kF64, GgufType::kString}) {
-    // 2^61 doubles are 2^64 bytes, which overflows to none.
+    // 2^61 doubles have 2^64 bytes, which overflows to 0.
     for (const uint64_t count : {UINT64_MAX, uint64_t{1} << 61, uint64_t{10000}}) {
       FileBytes array;
       append(array, static_cast<uint32_t>(type));
@@ -440,7 +440,7 @@ TEST(Gguf, RefusesOverflowingAndEmptyDimensions) {
                                              {UINT64_MAX, 2},
                                              {0},
                                              {4, 0},
-                                             {uint64_t{1} << 62, 1}}) {  // 2^62 floats are 2^64 bytes
+                                             {uint64_t{1} << 62, 1}}) {  // 2^62 floats have 2^64 bytes
     GgufWriter w = small_file();
     w.tensor("big", shape, 0, FileBytes(4));
     expect_message(refused(w.bytes()), Code::kFormat,

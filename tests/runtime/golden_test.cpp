@@ -1,4 +1,4 @@
-// Whole models against other implementations: llama.cpp (shared data) and our numpy reference
+// Compares whole models with other implementations: llama.cpp (shared data) and our numpy reference
 // (tests/reference).
 #include <gtest/gtest.h>
 
@@ -20,15 +20,15 @@
 namespace thimble::test {
 namespace {
 
-// Distance between the two largest.
+// The difference between the two largest logits.
 float lead(std::vector<float> logits) {
   std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
   return logits[0] - logits[1];
 }
 
-// Continues with the expected tokens and checks that each is the likeliest, as long as the best two differ by
-// more than `doubt`. Behind a doubtful token the two implementations may be at different texts, but ours is
-// led along theirs.
+// Feeds the expected tokens and checks that each has the largest logit, if the best two differ by more than
+// `doubt`. After a doubtful token, the two implementations might continue with different texts, so the
+// session follows the expected one.
 void expect_greedy(Session& session, std::vector<float> logits, const std::vector<int32_t>& expected,
                    float doubt) {
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -63,14 +63,14 @@ TEST_P(LlamaCppGoldens, AreReproduced) {
   const nlohmann::json golden = load_json(goldens).at(GetParam());
   const std::string name = golden.at("model");
   SCOPED_TRACE(name);
-  // What data/README.md promises: that runtime rounds activations to 8 bit beside quantised weights.
+  // The tolerance follows from data/README.md: llama.cpp rounds activations to 8 bit with quantised weights.
   const float tolerance = name.find(" f16 ") != std::string::npos ? 0.05f : 0.2f;
-  // The goldens were made with a context of 512, which is how longrope chooses its long factors.
+  // The goldens were made with a context of 512. longrope chooses its long factors by the context.
   expect_golden(golden, GetParam(), {.pool = 448, .chunk = 128, .max_new = 64, .context = 512}, tolerance,
                 tolerance);
 }
 
-// A test each, so that they can run beside each other; one more than there are goldens would fail.
+// One test for each golden, so that they can run in parallel. One more than there are goldens would fail.
 INSTANTIATE_TEST_SUITE_P(All, LlamaCppGoldens, ::testing::Range<size_t>(0, 19));
 
 TEST(LlamaCppGoldens, AreAllTested) {
@@ -80,9 +80,9 @@ TEST(LlamaCppGoldens, AreAllTested) {
 }
 
 // Families whose layers differ: windows, soft caps, sinks, experts, scales. Each golden says by how much its
-// runtime's logits differ with another of its kernels (`native`). Ours also rounds keys and values to f16,
-// which moved these logits by up to 0.0026. GPUs round activations to f16, too: up to 0.0032 on an H200, and
-// 0.0111 where a router that likes two experts as well then takes the other one.
+// runtime's logits change with another of its kernels (`native`). This library also rounds keys and values to
+// f16, which moved these logits by up to 0.0026. GPUs also round activations to f16: this moved them by up to
+// 0.0032 on an H200, and by 0.0111 if a router then chose the other of two experts with almost equal scores.
 class ArchitectureGoldens : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {
  protected:
   static std::shared_ptr<Device> opened(const std::string& name) {
@@ -110,11 +110,12 @@ std::vector<std::tuple<std::string, size_t>> architectures() {
   for (const DeviceInfo& info : list_devices())
     if (info.usable)
       for (size_t i = 0; i < 78; ++i)
-        if (!info.software || i % 5 == 2) all.emplace_back(info.name, i);  // these have every family and type
+        // These cover every family and type
+        if (!info.software || i % 5 == 2) all.emplace_back(info.name, i);
   return all;
 }
 
-// Those behind them are of families that are not supported.
+// The goldens after these are of families that are not supported.
 INSTANTIATE_TEST_SUITE_P(On, ArchitectureGoldens, ::testing::ValuesIn(architectures()),
                          [](const auto& golden) {
                            return device_test_name({std::get<0>(golden.param), 0}) + "_" +
@@ -133,7 +134,7 @@ TEST(ArchitectureGoldens, AreAllTestedButThoseOfFamiliesThatAreRefused) {
   }
 }
 
-// Every architecture, tensor type and kind of rotary positions, in models that
+// Tests every architecture, tensor type and kind of rotary positions, with models that
 // tests/reference/make_goldens.py wrote, and the demo model.
 TEST(NumpyGoldens, AreReproducedForEveryTypeAndArchitecture) {
   for (const nlohmann::json& golden : load_json(project_file("tests/reference/models.json"))) {
@@ -151,7 +152,8 @@ TEST(NumpyGoldens, AreReproducedForEveryTypeAndArchitecture) {
     for (size_t i = 0; i < greedy.size(); ++i) EXPECT_EQ(must(session->step()), greedy[i]);
     must(session->rewind(must(session->stats()).position - 2));
     const std::vector<float> again = accept(*session, greedy[greedy.size() - 2]);
-    for (const auto& [token, logit] : golden.at("last_top").get<Top>())  // the ones that chose the last token
+    // The logits that the last token was chosen from
+    for (const auto& [token, logit] : golden.at("last_top").get<Top>())
       EXPECT_NEAR(again.at(token), logit, tolerance) << "token " << token;
   }
 }

@@ -1,5 +1,5 @@
-// Published retainers become a sidecar of a model; whatever else a file holds is refused in one
-// sentence.
+// Tests that published retainers become a sidecar file of a model, and that all other files are refused in
+// one sentence.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 // ---- what is written and read ----
 
-// A folder of the test that runs, gone with it.
+// A folder for the running test, removed with this object.
 class Folder {
  public:
   Folder() {
@@ -59,7 +59,7 @@ struct TinyModel {
   }
 };
 
-// A sidecar, opened.
+// An opened sidecar file.
 struct Written {
   MappedFile file;
   Result<Gguf> gguf;
@@ -71,7 +71,7 @@ struct Written {
     return std::string(gguf->get_string(key)->value_or("(none)"));
   }
   uint64_t number(const std::string& key) const { return gguf->get_uint(key)->value_or(999999); }
-  // Values of a tensor with this shape, fastest first, and type.
+  // The values of a tensor, which must have this type and this shape, with the fastest dimension first.
   std::vector<float> values(const std::string& name, std::vector<uint64_t> shape, DType type) const {
     const GgufTensor* t = gguf->tensor(name);
     if (!t) {
@@ -93,7 +93,7 @@ struct Written {
   }
 };
 
-// The values that tests/data/make_checkpoints.py writes, exact in every type of 16 bits.
+// The values that tests/data/make_checkpoints.py writes, which are exact in every 16-bit type.
 std::vector<float> values_of(size_t count, uint32_t seed) {
   std::vector<float> values(count);
   for (size_t i = 0; i < count; ++i) values[i] = (static_cast<float>((7 * i + 13 * seed) % 255) - 127) / 32;
@@ -139,8 +139,8 @@ std::string locret_legacy(const std::vector<CheckpointTensor>& tensors = locret_
   return torch_legacy(state_dict(tensors, "Half", true), tensors, "Half");
 }
 
-// Column (head, 2 i + s) of what a llama file holds is column (head, 2 s + i) of what was trained, for heads
-// of 4 channels (methods 2.8); two query heads and one KV head are so, and the KV head's values are not.
+// Column (head, 2 i + s) in a llama file is column (head, 2 s + i) of the trained matrix, for heads of 4
+// channels (methods 2.8). This applies to two query heads and one KV head, but not to the KV head's values.
 std::vector<float> interleaved(const std::vector<float>& trained) {
   const size_t order[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 13, 14, 15};
   std::vector<float> out(trained.size());
@@ -163,13 +163,14 @@ void expect_base(const Written& out, const Model& model) {
   EXPECT_EQ(out.number("retainer.base.head_count_kv"), 1u);
   EXPECT_EQ(out.number("retainer.base.key_length"), 4u);
   EXPECT_EQ(out.number("retainer.base.fingerprint"), model.fingerprint());
-  // The first entries stay as with every other retention, also where the published code protects none.
+  // The first entries are protected as with every other retention, although the published code protects none.
   EXPECT_FALSE(out.gguf->get_uint("retainer.protect_init")->has_value());
 }
 
 // ---- what is imported ----
 
-// Both layouts, for a model whose file interleaves the channels of heads and for one whose file does not.
+// Tests both layouts, for a model whose file interleaves the channels of heads and for one whose file does
+// not.
 TEST(HeadsImport, MakesASidecarOfLocretsCheckpoints) {
   const Folder folder;
   for (const char* architecture : {"llama", "qwen2"})
@@ -200,10 +201,10 @@ TEST(HeadsImport, MakesASidecarOfLocretsCheckpoints) {
     }
 }
 
-// q and k come out of a llama file's matrices interleaved, as its converter reorders their rows: half s,
-// channel i of a head becomes channel 2 i + s. The product with the imported columns is that of what was
-// trained with what it was trained on. All numbers are multiples of 1/1024 below 2^10, so sums are exact in
-// any order.
+// The matrices of a llama file give q and k interleaved, because its converter reorders their rows: channel i
+// of half s of a head becomes channel 2 i + s. Their product with the imported columns must equal the product
+// of the original q and k with the trained columns. All numbers are multiples of 1/1024 below 2^10, so sums
+// are exact in any order.
 TEST(HeadsImport, GivesALlamasInterleavedQueriesTheScoresThatWereTrained) {
   const Folder folder;
   const TinyModel tiny;
@@ -242,7 +243,7 @@ TEST(HeadsImport, MakesASidecarOfKVzapsLinearScores) {
   EXPECT_EQ(out.gguf->tensors().size(), 4u);
 }
 
-// As it is published: a folder with config.json. Matrices keep their type, biases become f32.
+// The published form: a folder with config.json. Matrices keep their type, biases become f32.
 TEST(HeadsImport, MakesASidecarOfAFolderOfKVzapsMlp) {
   const Folder folder;
   const TinyModel tiny;
@@ -267,7 +268,8 @@ TEST(HeadsImport, MakesASidecarOfAFolderOfKVzapsMlp) {
   }
 }
 
-// Files that Python's pickle wrote (tests/data/make_checkpoints.py), with what a training leaves in them.
+// Reads files that Python's pickle wrote (tests/data/make_checkpoints.py), including the other data that a
+// training stores in them.
 TEST(HeadsImport, ReadsWhatPythonsPickleWrites) {
   const Folder folder;
   const TinyModel tiny("qwen2");
@@ -367,7 +369,7 @@ TEST(HeadsImport, RefusesScoresOfAnotherModelSayingWhatDiffers) {
 TEST(HeadsImport, RefusesTypesThatItDoesNotRead) {
   const Folder folder;
   const TinyModel tiny;
-  std::vector<CheckpointTensor> twice = linear_tensors();  // 8 bytes to an element
+  std::vector<CheckpointTensor> twice = linear_tensors();  // 8 bytes per element
   for (CheckpointTensor& t : twice) t.values.resize(2 * t.values.size());
   std::string file = safetensors(twice, "F32");
   for (size_t at = 0; (at = file.find("F32", at)) != std::string::npos;) file.replace(at, 3, "F64");
@@ -419,7 +421,8 @@ std::string zip_of(const std::string& pickle, const std::string& storage = std::
   return zip({{"m/data.pkl", pickle}, {"m/data/0", storage}});
 }
 
-// A pickle runs code by naming a callable and calling it. None of these gets as far as to be called.
+// A pickle runs code by naming a callable and calling it. The reader refuses all of these names before any
+// call.
 TEST(Pickle, RefusesEveryNameButThoseOfCheckpointsAndRunsNothing) {
   const std::pair<const char*, const char*> kNames[] = {{"os", "system"},
                                                         {"posix", "system"},
@@ -475,7 +478,7 @@ TEST(Pickle, RefusesWhatMakesNoSense) {
         .end();
   };
   ASSERT_TRUE(read_torch(zip_of(tensor(16, 4, {3, 4}, {4, 1}))).ok());
-  ASSERT_TRUE(read_torch(zip_of(tensor(16, 4, {1, 12}, {99, 1}))).ok());  // a single row has no stride
+  ASSERT_TRUE(read_torch(zip_of(tensor(16, 4, {1, 12}, {99, 1}))).ok());  // a single row needs no stride
   const int64_t huge = int64_t{1} << 62;
   const struct {
     const char* what;
@@ -533,13 +536,14 @@ TEST(Pickle, RefusesWhatMakesNoSense) {
                   "the values of tensor 't' are missing");
 }
 
-// Lists that hold themselves, or each other many times over, end; so does a pickle of nothing but
-// instructions.
+// Lists that contain themselves, or each other many times, do not make the reader run without end; nor does a
+// pickle of only instructions.
 TEST(Pickle, BoundsDepthNumberAndInstructions) {
   const std::string zero("q\0", 2), get("h\0", 2);
   expect_sentence(read_torch(zip_of(PickleWriter().op("]").op(zero).op(get).op("a").end())).status(),
                   Code::kUnsupported, "nested more deeply");
-  // Eight levels of tuples with ten times the one before: 10^8 on the way, of some hundred instructions.
+  // Eight levels of tuples, each with ten references to the level before: 10^8 elements from a few hundred
+  // instructions.
   PickleWriter wide;
   wide.op(")").op(zero);
   for (int level = 0; level < 8; ++level) {
@@ -547,7 +551,7 @@ TEST(Pickle, BoundsDepthNumberAndInstructions) {
     for (int i = 0; i < 10; ++i) wide.op(get);
     wide.op("t").op(zero);
   }
-  // What the levels leave on the stack is put into one list, so that the pickle ends as it must.
+  // Collects the values that the levels leave on the stack in one list, so that the pickle ends correctly.
   expect_sentence(read_torch(zip_of(PickleWriter().op("](").op(wide.out.substr(2)).op("e").end())).status(),
                   Code::kUnsupported, "holds more");
   const std::string long_key(300, 'k');
@@ -670,7 +674,8 @@ TEST(Safetensors, RefuseWhatTheirHeaderDoesNotSayRightly) {
 
 // ---- every byte ----
 
-// Cut anywhere, a file is refused; with any byte changed it is read or refused. Sanitizers watch both.
+// A file that is cut off at any byte is refused. A file with any byte changed is read or refused. Sanitizers
+// check both.
 TEST(Checkpoints, SurviveBeingCutAndChangedAtEveryByte) {
   const struct {
     const char* what;
@@ -681,7 +686,7 @@ TEST(Checkpoints, SurviveBeingCutAndChangedAtEveryByte) {
       {"legacy", locret_legacy(), [](const std::string& text) { return read_torch(text); }},
       {"safetensors", safetensors(mlp_tensors(), "BF16"), read_safe},
   };
-  uint64_t sum = 0;  // of all values that are read, so that a sanitizer sees them read
+  uint64_t sum = 0;  // sum of all values, so that a sanitizer sees them being read
   for (const auto& f : kFiles) {
     SCOPED_TRACE(f.what);
     ASSERT_TRUE(f.read(f.file).ok());
@@ -734,7 +739,7 @@ TEST(HeadsInfo, SaysWhatAnImportedFileHolds) {
   EXPECT_TRUE(info.ends_with(R"("retainer.act": "gelu_erf", "retainer.hidden": "5"}})")) << info;
 }
 
-// The model opens what was imported for it, of every kind, and another model does not.
+// The model opens every kind of file that was imported for it, and another model does not.
 TEST(HeadsInfo, SaysThatAnImportedFileFitsItsModelAlone) {
   const Folder folder;
   const TinyModel tiny("qwen2"), other("llama");
@@ -763,8 +768,8 @@ TEST(HeadsInfo, SaysWhatEachHeadGets) {
   EXPECT_TRUE(contains(info, R"("shares": [[0.5], [1.5]], )")) << info;
 }
 
-// As the loader has it: heads of layers with a window have no part in the pools. Without the model the file's
-// tensors tell.
+// As in the loader, heads of layers with a window get no share of the pools. Without the model, the file's
+// tensors show which layers these are.
 TEST(HeadsInfo, DividesAmongLayersWithoutAWindow) {
   const Folder folder;
   const test::SeededModel m = test::seeded_model(

@@ -1,4 +1,4 @@
-// Templates are run as Jinja2 runs them, and hostile ones are stopped.
+// Tests that templates run as in Jinja2, and that hostile ones are stopped.
 #include <gtest/gtest.h>
 #ifndef _WIN32
 #include <pthread.h>
@@ -155,7 +155,7 @@ TEST(Jinja, ReadsNumbersAndPairsAsPythonDoes) {
     ASSERT_TRUE(text.ok()) << source << "\n" << text.status().message();
     EXPECT_EQ(*text, expected) << source;
   }
-  // Python raises, or gives what there is no number for here.
+  // Python raises an error, or gives a value for which there is no number here.
   for (const char* source :
        {"{{ dict([1]) }}", "{{ dict(['abc']) }}", "{{ dict(1) }}", "{{ namespace('ab') }}", "{{ 0 ** -1 }}",
         "{{ 0.0 ** -1 }}", "{{ (-8) ** 0.5 }}", "{{ 10.0 ** 400 }}", "{{ '99999999999999999999'|int }}",
@@ -271,8 +271,8 @@ TEST(Jinja, StopsWhatTakesTooMuchMemory) {
     g_allocations.peak_bytes = before;
     const Status status = refusal(source);
     EXPECT_EQ(status.code(), Code::kUnsupported) << source << "\n" << status.message();
-    // All that was ever taken at once, by the allocator's count, which is 0 under a sanitizer; a MiB for the
-    // template's tree and what malloc rounds up.
+    // The peak of allocated memory, as the allocator counts it, which is 0 under a sanitizer. The extra MiB
+    // is for the template's tree and the rounding of malloc.
     EXPECT_LE(g_allocations.peak_bytes - before, int64_t{kQuarterBytes} + (1 << 20)) << source;
   }
 }
@@ -337,7 +337,8 @@ TEST(Jinja, StopsWhatIsNestedTooDeeply) {
 }
 
 #ifndef _WIN32
-// As musl and macOS give threads by default; the compiler and the sanitizers decide how deep that goes.
+// 512 KiB is the default stack of threads with musl and macOS. The compiler and the sanitizers decide how
+// deep the recursion gets.
 TEST(Jinja, RecursesWithinAStackOf512KiB) {
   const auto around = [](const char* open, const char* inside, const char* close, int levels) {
     return repeated(open, levels) + inside + repeated(close, levels);

@@ -1,5 +1,5 @@
-// What is held and what was attended to, by position: against the heads' own positions, and against a model
-// in double precision.
+// Tests what is held and what was attended to, by position. The expected values come from the heads' own
+// positions, and from a model in double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ const SeededModel& plain() {
   static const SeededModel m = seeded_model();
   return m;
 }
-const SeededModel& windowed() {  // layers 0 and 2
+const SeededModel& windowed() {  // layers 0 and 2 have a window
   static const SeededModel m = seeded_model({.layers = 4, .window = kWindow});
   return m;
 }
@@ -37,7 +37,8 @@ struct Case {
   SessionOptions options;
 };
 
-// Every retention with every selection, over heads that keep different numbers of entries where they may.
+// Every retention with every selection, with heads that keep different numbers of entries if the retention
+// allows it.
 std::vector<Case> cases(const SeededModel& m) {
   std::vector<Case> all;
   for (const Retention retention :
@@ -62,7 +63,8 @@ std::vector<Case> cases(const SeededModel& m) {
       if (!none && retention != Retention::kTova && m.model->shape.layers == 2) o.keeps = {24, 61, 90, 33};
       all.push_back({std::string(policy_name(retention)) + " and " + policy_name(selection), o});
     }
-  for (const size_t i : {size_t{3}, size_t{4}}) {  // a retention that evicts, densely and by lists
+  // A retention that evicts, with dense attention and with lists
+  for (const size_t i : {size_t{3}, size_t{4}}) {
     all.push_back(all[i]);
     all.back().name += ", original positions";
     all.back().options.positions = Positions::kOriginal;
@@ -96,9 +98,9 @@ void expect_kept(const Session& session, const std::vector<float>& shares) {
     ASSERT_EQ(shares[i], static_cast<float>(count[i]) / static_cast<float>(heads)) << i;
 }
 
-// The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much of
-// the product of lengths, and a weight and the sum of all by as much of themselves; so do the queries of a
-// later layer, which are made of what was read by such keys.
+// The session's keys may differ from the reference's by one unit of f16, 2^-10. This moves a logit by 2^-10
+// of the product of lengths, and a weight and the sum of all weights by the same, relative to themselves. The
+// queries of a later layer differ likewise, because they depend on entries read with such keys.
 void expect_attended(const Followed& f, const std::vector<float>& attended) {
   const std::vector<double>& expected = f.reference.attended();
   ASSERT_EQ(attended.size(), expected.size());
@@ -122,7 +124,7 @@ TEST(KeptByPosition, IsWhatTheReferenceSays) {
       Followed f(m->model, options);
       f.read(seeded_tokens(150));
       expect_held(f);
-      for (int32_t i = 0; i < 50; ++i) {  // past an eviction
+      for (int32_t i = 0; i < 50; ++i) {  // until after an eviction
         f.accept(i % 64);
         expect_held(f);
         if (HasFailure()) return;
@@ -133,7 +135,7 @@ TEST(KeptByPosition, IsWhatTheReferenceSays) {
     }
 }
 
-// Generated tokens' products are f32 on every device, so that the reference's tolerance holds.
+// Products of generated tokens are f32 on every device, so the tolerance of the reference holds.
 class KeptOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
@@ -141,8 +143,8 @@ TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
   uint32_t turn = 0;
   for (const SeededModel* m : {&plain(), &windowed(), &grown()})
     for (const auto& [name, options] : cases(*m)) {
-      // Each kind of list, with what evicts and without, heads of different sizes, and positions both ways. A
-      // software driver has each of the eight on one of the models.
+      // Each kind of list, with and without eviction, with heads of different sizes, and with both kinds of
+      // positions. A software driver runs each of the eight cases on one of the models.
       if (options.retention != Retention::kWindow && options.retention != Retention::kNone) continue;
       if (turn++ % 3 != 1 && device->info().software) continue;
       SCOPED_TRACE(name + in_words(m));
@@ -151,7 +153,7 @@ TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
       o.select_prefill = 0;
       Followed f(m->model, o, device);
       f.read(seeded_tokens(1));
-      for (int32_t i = 0; i < 105; ++i) {  // 100 fit
+      for (int32_t i = 0; i < 105; ++i) {  // 100 tokens fit
         f.accept(i * 7 % 64);
         if (i % 25 < 2) expect_held(f);
         if (HasFailure()) return;
@@ -167,7 +169,7 @@ std::vector<std::string> device_names() {
 }
 INSTANTIATE_TEST_SUITE_P(On, KeptOnDevice, ::testing::ValuesIn(device_names()), device_test_name);
 
-// On a device with memory of its own the host reads copies.
+// On a device with its own memory, the host reads copies.
 TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
   for (const auto& [name, options] : cases(plain())) {
     SCOPED_TRACE(name);
@@ -185,8 +187,8 @@ TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
   }
 }
 
-// A text of more than two slices, whose first tokens are held beside its last: against the weights
-// themselves.
+// A text longer than two slices, whose first tokens are held in addition to its last ones, compared with the
+// weights themselves.
 TEST(KeptByPosition, ServesTextsLongerThanASlice) {
   SessionOptions o = cases(plain())[3].options;  // a window
   o.pool = 2000;
@@ -266,9 +268,9 @@ TEST(KeptByPosition, SaysWhenTheLastTokensAttentionIsNotKnown) {
   Followed f(plain().model, o);
   EXPECT_FALSE(known(*f));  // nothing was read
   f.feed(seeded_tokens(20));
-  EXPECT_FALSE(known(*f));  // all of it waits
+  EXPECT_FALSE(known(*f));  // all tokens wait
   f.feed(seeded_tokens(180));
-  EXPECT_FALSE(known(*f));  // a chunk was evicted from
+  EXPECT_FALSE(known(*f));  // the chunk lost entries
   f.read(seeded_tokens(1));
   expect_held(f);
   f.accept(1);
@@ -276,7 +278,7 @@ TEST(KeptByPosition, SaysWhenTheLastTokensAttentionIsNotKnown) {
   const Held before = ask(*f);
   const auto clone = must(f->clone());
   EXPECT_EQ(ask(*clone).attended, before.attended);
-  f.rewind(203);  // where it is
+  f.rewind(203);  // its current position
   EXPECT_TRUE(known(*f));
   f.rewind(202);
   EXPECT_FALSE(known(*f));
@@ -286,7 +288,7 @@ TEST(KeptByPosition, SaysWhenTheLastTokensAttentionIsNotKnown) {
   EXPECT_FALSE(known(*f));
   EXPECT_EQ(ask(*f, false).kept.size(), 0u);
   EXPECT_EQ(ask(*clone).attended, before.attended);
-  o.local = 0;  // then a prompt ends with an eviction
+  o.local = 0;  // a prompt then ends with an eviction
   const auto session = open_session(plain().model, o);
   read(*session, seeded_tokens(150));
   EXPECT_FALSE(known(*session));
@@ -314,7 +316,7 @@ TEST(KeptByPosition, FinishesWhatWasInterrupted) {
   const std::vector<float> expected = read(*whole, text);
   cut->interrupt();
   EXPECT_EQ(cut->feed(text).code(), Code::kInterrupted);
-  EXPECT_EQ(ask(*cut).kept, std::vector<float>(32, 1));  // the chunk that it stopped in
+  EXPECT_EQ(ask(*cut).kept, std::vector<float>(32, 1));  // the chunk in which it stopped
   EXPECT_EQ(read(*cut, text), expected);
   EXPECT_EQ(ask(*cut).attended, ask(*whole).attended);
 }

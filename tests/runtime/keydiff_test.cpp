@@ -1,4 +1,4 @@
-// KeyDiff on whole sessions: what stays is what the keys of a model in double precision say.
+// Tests KeyDiff on whole sessions: the kept entries must follow from the keys of a model in double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,8 +20,8 @@ SessionOptions keydiff(Positions positions) {
           .positions = positions};
 }
 
-// The session's keys may be the next halves to the reference's, 2^-10 off, and so turn by as much; their mean
-// by n / |sum| times that.
+// The session's keys may differ from the reference's by one unit of f16, 2^-10, which turns them by as much.
+// Their mean turns by n / |sum| times that.
 class JudgedByKeys : public Judged {
  public:
   using Judged::Judged;
@@ -52,7 +52,7 @@ TEST(KeyDiff, KeepsTheKeysThatAreLeastLikeTheMean) {
   for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
     SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
     JudgedByKeys s(m, keydiff(positions));
-    s.read_and_generate();  // the scores of generated tokens are made when they must go
+    s.read_and_generate();  // the scores of generated tokens are computed when an eviction needs them
     EXPECT_GE(s.judged, 10u);
     EXPECT_GE(s.of_generated, 2u);
     if (::testing::Test::HasFailure()) return;

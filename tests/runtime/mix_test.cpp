@@ -1,5 +1,5 @@
-// Mix on whole sessions: trained scores decide if all keys are equal, keys decide if all trained scores are
-// equal, and both decide otherwise.
+// Tests Mix on whole sessions: trained scores decide if all keys are equal, keys decide if all trained scores
+// are equal, and both decide otherwise.
 #include <gtest/gtest.h>
 
 #include "tests/support/seeded_model.h"
@@ -19,7 +19,7 @@ SessionOptions options(const SeededModel& m, Retention retention) {
           .max_new = 50};
 }
 
-// The entries that stay of a text, generated tokens and another text. Evictions of every kind happen, and
+// The entries that are kept of a text, generated tokens and another text. Evictions of every kind happen, and
 // later ones choose among entries that earlier ones kept.
 Kept kept_of(const SeededModel& m, const SessionOptions& o) {
   const auto session = open_session(m.model, o);
@@ -29,7 +29,7 @@ Kept kept_of(const SeededModel& m, const SessionOptions& o) {
   return kept(*session);
 }
 
-// A model in which these tensors are zeros.
+// A model in which the tensors with this name are zeros.
 SeededModel without(const char* name) {
   return seeded_model({.edit = [name](const std::string& tensor, std::vector<float>& values) {
     if (tensor.find(name) != std::string::npos) std::fill(values.begin(), values.end(), 0.0f);
@@ -46,7 +46,7 @@ TEST(Mix, GoesByKeysWhereTrainedScoresAreAllAlike) {
   EXPECT_EQ(kept_of(m, options(m, Retention::kMix)), kept_of(m, options(m, Retention::kKeyDiff)));
 }
 
-// Positions that are in both.
+// The number of positions that are in both.
 size_t shared(const Kept& a, const Kept& b) {
   size_t count = 0;
   for (size_t layer = 0; layer < a.size(); ++layer)

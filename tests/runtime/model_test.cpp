@@ -1,4 +1,4 @@
-// Models: architectures, shapes, rotary schemes, retainers, and what is refused.
+// Tests models: architectures, shapes, rotary schemes, retainers, and refusals.
 #include "runtime/model/model.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ void expect_message(const Status& status, Code code, const std::string& part) {
   EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
-// A model in lent memory; `bytes` lives as long as it.
+// A model that points into `bytes`, which exists as long as the model.
 struct Lent {
   explicit Lent(const GgufWriter& writer)
       : bytes(writer.bytes()), opened(Model::open(lend(bytes), "m.gguf")) {}
@@ -102,7 +102,7 @@ TEST(Model, ReadsWhatMakesGemmaDiffer) {
   EXPECT_EQ(two->logit_cap, 30);
   EXPECT_EQ(three->attention_cap, 0);
   EXPECT_EQ(three->logit_cap, 0);
-  // Layers with a window of gemma3 have a base of their own, and no scaling.
+  // The windowed layers of gemma3 have their own base and no scaling.
   EXPECT_TRUE(two->window_rope.inverse_frequency.empty());
   const Lent scaled(tiny_model("gemma3")
                         .set("gemma3.rope.freq_base", 1e6f)
@@ -114,8 +114,8 @@ TEST(Model, ReadsWhatMakesGemmaDiffer) {
   const Lent none(tiny_model("gemma3").erase("gemma3.attention.sliding_window"));
   ASSERT_TRUE(none.ok());
   EXPECT_EQ(none->layers[0].window, 0u);
-  // Where it is usual, a pattern that is spelled out is passed over: six layers to a full one, and here are
-  // two.
+  // An explicit pattern is ignored if it is the usual one: the usual pattern has six layers per full layer,
+  // and here it is two.
   const Lent spelled(
       tiny_model("gemma3").set("gemma3.attention.sliding_window_pattern", std::vector<int32_t>{0, 1}));
   ASSERT_TRUE(spelled.ok()) << spelled.status().message();
@@ -135,7 +135,7 @@ TEST(Model, ReadsScalesOfGranite) {
   EXPECT_EQ(plain->residual_scale, 1);
   EXPECT_EQ(plain->attention_scale, 0.5f);
   EXPECT_TRUE(plain->layers[1].rotates);
-  for (const char* architecture : {"granite", "granitemoe"}) {  // what experts give is a branch, too
+  for (const char* architecture : {"granite", "granitemoe"}) {  // the result of experts is also a branch
     const Lent routed(tiny_model(architecture, 3));
     ASSERT_TRUE(routed.ok()) << routed.status().message();
     EXPECT_EQ(routed->route.scale, 0.25f);
@@ -155,14 +155,14 @@ TEST(Model, ReadsHowQueriesOfMistral3Grow) {
   const Lent m(w.set(growth, 0.1f));
   ASSERT_TRUE(m.ok()) << m.status().message();
   EXPECT_EQ(m->query_growth, 0.1f);
-  EXPECT_EQ(m->rope.original_context, 64u);  // the context, where the file does not say
+  EXPECT_EQ(m->rope.original_context, 64u);  // the context, if the file does not set it
   EXPECT_EQ(Lent(w.set(period, 16u))->rope.original_context, 16u);
   expect_refused(w.set(period, 0u), Code::kFormat, "key '" + period + "' is 0, where 1 to");
   expect_refused(w.set(period, 16u).set(growth, -0.5f), Code::kFormat,
                  "key '" + growth + "' is -0.5 instead of a positive number");
 }
 
-// Ungated, of a width of its own.
+// The shared expert has no gate and its own width.
 TEST(Model, ReadsTheExpertThatAllTokensOfGraniteShare) {
   const std::string width = "granitemoe.expert_shared_feed_forward_length";
   const auto add = [](GgufWriter w) {
@@ -190,7 +190,7 @@ TEST(Model, ReadsTheExpertThatAllTokensOfGraniteShare) {
   for (const GgufWriter& w : {both, with(both, 0)})
     expect_refused(w, Code::kUnsupported,
                    "tensor 'blk.0.ffn_gate_shexp.weight' has no place in this architecture");
-  // Others have none, and models without experts do not either.
+  // Other families have no shared expert, nor have models without experts.
   expect_refused(add(tiny_model("qwen3moe")).set("qwen3moe.expert_shared_feed_forward_length", 20u),
                  Code::kUnsupported, "tensor 'blk.0.ffn_gate_shexp.weight' has no place");
   EXPECT_EQ(
@@ -214,10 +214,10 @@ TEST(Model, ReadsExperts) {
   EXPECT_EQ(gpt->route.kind, kRouteSoftmaxOfChosen);
   EXPECT_EQ(gpt->act, kActClamped);
   EXPECT_TRUE(gpt->layers[0].sinks && gpt->layers[0].down_bias && gpt->layers[0].ffn_norm);
-  EXPECT_FALSE(gpt->layers[0].post_attn_norm);  // its name means another norm there
+  EXPECT_FALSE(gpt->layers[0].post_attn_norm);  // there, the name of this tensor means another norm
 }
 
-// The step adds what experts give to the stream as it is, and reads it through a norm.
+// The step adds the result of experts to the residual stream unscaled, and applies a norm to their input.
 TEST(Model, RefusesExpertsOfFamiliesWhoseStepHasNone) {
   for (const char* architecture : {"qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "olmo2"})
     expect_refused(tiny_model(architecture, 3), Code::kUnsupported,
@@ -231,7 +231,7 @@ TEST(Model, TakesTheWidthOfExpertsForThatOfAllWhereAFileGivesNoOther) {
     const std::string a = architecture, width = a + ".expert_feed_forward_length";
     GgufWriter w = tiny_model(a);
     w.set(a + ".feed_forward_length", 24u).erase(width);
-    const Lent shared(w);  // among those that a token uses, which are two
+    const Lent shared(w);  // the shared expert is one of the two that a token uses
     ASSERT_TRUE(shared.ok()) << shared.status().message();
     EXPECT_EQ(shared->shape.d_ff, 12u);
     const Lent own(w.set(width, 12u).erase(a + ".feed_forward_length"));
@@ -280,7 +280,7 @@ TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
   const Lent m(tiny_model("phi3"));
   ASSERT_TRUE(m.ok()) << m.status().message();
   const LayerWeights& layer = m->layers[0];
-  // tiny_model numbers its weights on, so the first element tells where a part begins.
+  // tiny_model numbers its weights consecutively, so the first element shows where a part begins.
   const float qkv = value(layer.q, 0), gate = value(layer.gate, 0);
   EXPECT_EQ(value(layer.k, 0), qkv + 8 * 8);
   EXPECT_EQ(value(layer.v, 0), qkv + (8 + 4) * 8);
@@ -338,7 +338,7 @@ TEST(Model, ReadsTheOutputBias) {
 
 TEST(Model, FillsAbsentKeysWithTheirDefaults) {
   const Lent m(tiny_model("llama").erase("llama.attention.head_count_kv"));
-  // With a KV head for each query head, k and v would have 8 rows.
+  // With one KV head for each query head, k and v would have 8 rows.
   expect_message(m.status(), Code::kFormat, "tensor 'blk.0.attn_k.weight' is 8 x 4, where 8 x 8 is expected");
 }
 
@@ -400,7 +400,7 @@ TEST(Model, NamesAMissingTensor) {
 TEST(Model, NamesATensorOfTheWrongShape) {
   const GgufWriter whole = tiny_model("qwen2");
   for (const GgufWriter::Tensor& tensor : whole.tensors) {
-    if (tensor.name == "token_embd.weight") continue;  // it says how large the vocabulary is
+    if (tensor.name == "token_embd.weight") continue;  // it sets the size of the vocabulary
     GgufWriter w = whole;
     std::vector<uint64_t> shape = tensor.shape;
     shape.back() *= 2;
@@ -424,7 +424,7 @@ TEST(Model, RefusesATensorThatIsLongerOrShorterThanItsDataAndNamesFirstOneThatIs
   GgufWriter w = tiny_model("llama");
   const auto q = std::find_if(w.tensors.begin(), w.tensors.end(),
                               [](const GgufWriter::Tensor& t) { return t.name == "blk.0.attn_q.weight"; });
-  q->type = 1;  // f16, of which as much would take half the room
+  q->type = 1;  // f16, which would take half the bytes
   expect_refused(w, Code::kFormat, "tensor 'blk.0.attn_k.weight' begins at offset ");
   expect_refused(w.erase_tensor("blk.1.ffn_norm.weight"), Code::kFormat,
                  "lacks the tensor 'blk.1.ffn_norm.weight'");
@@ -468,7 +468,7 @@ TEST(Model, RefusesKeysThatWouldChangeTheResult) {
                {"residual_scale", 1, 0.2f},
                {"embedding_scale", 1, 12},
                {"attention.clamp_kqv", 0, 8},
-               {"attention.temperature_scale", 0, 0.1f},  // which mistral3 alone has
+               {"attention.temperature_scale", 0, 0.1f},  // only mistral3 has this
                {"attention.scale", 0.5f, 0.25f}};         // 1 / sqrt(4)
   for (const auto& c : cases) {
     EXPECT_TRUE(Lent(tiny_model("llama").set(a + c.key, c.harmless)).ok()) << c.key;
@@ -520,13 +520,14 @@ TEST(Model, GivesTheWindowToTheLayersThatThePatternNames) {
   EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
   EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));
   EXPECT_EQ(windows(32, 0), (std::vector<uint32_t>{32, 32}));
-  EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{1u << 20, 0}));  // texts may be longer than trained
+  // Texts may be longer than in training
+  EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{1u << 20, 0}));
   using Layers = std::vector<int32_t>;
   for (const Layers& layers : {Layers{1}, Layers{1, 0, 1}})
     expect_refused(with("gemma3", 16, layers), Code::kFormat,
                    "key 'gemma3.attention.sliding_window_pattern' has " + std::to_string(layers.size()) +
                        " values for 2 layers");
-  // Where no pattern is usual, nobody says what one of another form means.
+  // If a family has no usual pattern, the meaning of a pattern in another form is unknown.
   expect_refused(with("llama", 16, Layers{1, 0}), Code::kFormat,
                  "key 'llama.attention.sliding_window_pattern' is an array");
 }
@@ -538,7 +539,7 @@ TEST(Model, RefusesLayersWithAWindowOfAnotherShape) {
     EXPECT_TRUE(Lent(tiny_model("gemma3").set(of_gemma3, 4u)).ok());
     expect_refused(tiny_model("gemma3").set(of_gemma3, 2u), Code::kUnsupported,
                    "key '" + of_gemma3 + "' is 2, and 4 in layers without a window");
-    EXPECT_TRUE(Lent(tiny_model("llama").set(of_llama, 2u)).ok());  // it has no such layers
+    EXPECT_TRUE(Lent(tiny_model("llama").set(of_llama, 2u)).ok());  // this family has no such layers
   }
 }
 
@@ -598,7 +599,7 @@ TEST(Model, OpensAVocabularyOfAnyArchitectureWithoutWeights) {
   EXPECT_EQ(m->chat_template, "{{ messages }}");
 }
 
-// What a writer makes of one question.
+// The text that a writer makes of one question.
 std::string asked(const Lent& model, const Result<ChatWriter>& writer) {
   EXPECT_TRUE(writer.ok()) << writer.status().message();
   if (!writer.ok()) return {};
@@ -621,7 +622,8 @@ TEST(Model, KnowsItsFurtherChatTemplatesByName) {
   EXPECT_EQ(m->chat_template_names(), (std::vector<std::string_view>{"tool_use", "chatml", "broken"}));
   EXPECT_EQ(asked(m, m->chat), "Hi");
   EXPECT_EQ(asked(m, m->chat_named("tool_use")), "tools: Hi");
-  EXPECT_EQ(asked(m, m->chat_named("chatml")), "own: Hi");  // before the known format of that name
+  // The template takes precedence over the known format of this name
+  EXPECT_EQ(asked(m, m->chat_named("chatml")), "own: Hi");
   EXPECT_NE(asked(m, m->chat_named("zephyr")).find("<|user|>"), std::string::npos);
   EXPECT_NE(m->chat_named("broken").status().message().find("the filter 'nope'"), std::string::npos);
   const Status unknown = m->chat_named("rag").status();
@@ -652,7 +654,7 @@ TEST(Model, RefusesMoreTokensThanEmbeddings) {
 
 // ---- rotary positions ----
 
-// A tiny model whose heads have 64 channels, so that every part of a scheme shows; the width stays 8.
+// A tiny model whose heads have 64 channels, so that every part of a scheme has an effect; the width stays 8.
 GgufWriter wide_heads(const std::string& architecture) {
   GgufWriter w = tiny_model(architecture);
   const std::string a = architecture + ".";
@@ -672,7 +674,8 @@ GgufWriter wide_heads(const std::string& architecture) {
   return w;
 }
 
-// Doubles come out of at most three rounded operations and a pow() of a few units in the last place.
+// The values result from at most three rounded operations and a pow() with an error of a few units in the
+// last place.
 void expect_close(double actual, double expected) {
   EXPECT_NEAR(actual, expected, 1e-14 * std::abs(expected));
 }
@@ -723,7 +726,7 @@ TEST(Rope, BlendsFrequenciesUnderYarn) {
   w.set("qwen2.rope.scaling.original_context_length", 256u);
   const Lent m(w);
   ASSERT_TRUE(m.ok()) << m.status().message();
-  // The pair that turns t times in 256 positions is 64 ln(256 / (2 pi t)) / (2 ln 10000): 0.84 for 32
+  // The pair that turns t times in 256 positions has index 64 ln(256 / (2 pi t)) / (2 ln 10000): 0.84 for 32
   // turns, 12.88 for one. So the ramp goes from pair 0 to pair 13.
   const std::vector<double>& f = m->rope.inverse_frequency;
   EXPECT_EQ(f[0], 1.0);
@@ -736,7 +739,7 @@ TEST(Rope, BlendsFrequenciesUnderYarn) {
   ASSERT_TRUE(scaled.ok());
   expect_close(scaled->rope.attention_factor, 0.5 * 1.1386294361119891);
 
-  // Where the ramp lies is not read from the file.
+  // The range of the ramp is not read from the file.
   w.set("qwen2.rope.scaling.yarn_beta_fast", 8.0f).set("qwen2.rope.scaling.yarn_beta_slow", 0.5f);
   const Lent same(w);
   ASSERT_TRUE(same.ok());
@@ -763,7 +766,7 @@ TEST(Rope, ReadsTheRampAndTheMagnitudeOfMistral3) {
                  "yarn_log_multiplier' is -1");
 }
 
-// Converters write what other families read of yarn, too; those here do not.
+// Converters also write yarn keys that other families read; the families here do not read them.
 TEST(Rope, PassesOverWhatItsFamilyDoesNotReadOfYarn) {
   GgufWriter w = tiny_model("olmo2");
   w.set("olmo2.rope.scaling.type", "yarn").set("olmo2.rope.scaling.factor", 8.0f);
@@ -776,8 +779,8 @@ TEST(Rope, PassesOverWhatItsFamilyDoesNotReadOfYarn) {
   EXPECT_EQ(more->rope.attention_factor, plain->rope.attention_factor);
 }
 
-// Layers with a window of gemma2 and gpt-oss have the scaling of the others, on a base of their own where the
-// file gives one; the ramp of yarn lies where that base puts it. Those of olmo2 have neither.
+// Windowed layers of gemma2 and gpt-oss have the scaling of the others, with their own base if the file gives
+// one. That base decides the range of the yarn ramp. Windowed layers of olmo2 have neither.
 TEST(Rope, OfLayersWithAWindowHasTheirBase) {
   for (const char* architecture : {"gemma2", "gpt-oss", "olmo2"}) {
     SCOPED_TRACE(architecture);
@@ -835,7 +838,7 @@ TEST(Rope, ChoosesLongOrShortFactorsByTheContextOfTheSession) {
   expect_close(m->rope.inverse_frequency[16], 0.01 / 8);
   expect_close(m->rope.inverse_frequency_short[16], 0.01 / 2);
   EXPECT_EQ(m->rope.original_context, 256u);
-  // sqrt(1 + ln(2048 / 256) / ln 256) = sqrt(1 + 3/8), 8 and 256 being powers of two
+  // sqrt(1 + ln(2048 / 256) / ln 256) = sqrt(1 + 3/8), because 8 and 256 are powers of two.
   expect_close(m->rope.attention_factor, 1.1726039399558574);
 
   for (const auto& [context, divisor] : {std::pair<uint32_t, double>{256, 2}, {257, 8}, {2048, 8}}) {
@@ -890,8 +893,8 @@ TEST(Rope, FillsATableWhoseRowsMultiplyToEveryPosition) {
   const auto at = [&](uint32_t row, uint32_t pair) {
     return std::complex<double>(table[(row * 2 + pair) * 2], table[(row * 2 + pair) * 2 + 1]);
   };
-  // Each of the four factors is rounded to float once, by at most 2^-25 of 1 and 2^-24 of 1.19 (which is in
-  // [1, 2)): a sum of two products is off by less than 2 * (1.19 * 2^-25 + 2^-24) < 2^-22.
+  // Each of the four factors is rounded to float once, by at most 2^-25 for 1 and 2^-24 for 1.19 (which is in
+  // [1, 2)). So a sum of two products is off by less than 2 * (1.19 * 2^-25 + 2^-24) < 2^-22.
   for (uint32_t position = 0; position < positions; position += 97)
     for (uint32_t pair = 0; pair < 2; ++pair) {
       const std::complex<double> expected = std::polar(1.19, position * rope.inverse_frequency[pair]);
@@ -899,7 +902,7 @@ TEST(Rope, FillsATableWhoseRowsMultiplyToEveryPosition) {
       ASSERT_NEAR(actual.real(), expected.real(), 0x1p-22) << "position " << position;
       ASSERT_NEAR(actual.imag(), expected.imag(), 0x1p-22) << "position " << position;
     }
-  EXPECT_EQ(at(0, 0), std::complex<double>(1, 0));  // the first rows are without the attention factor
+  EXPECT_EQ(at(0, 0), std::complex<double>(1, 0));  // the first rows do not include the attention factor
   EXPECT_EQ(at(64, 0), std::complex<double>(1.19f, 0));
 }
 
@@ -973,7 +976,7 @@ TEST(Heads, ThatAreDamagedAreRefused) {
 }
 
 TEST(Heads, MayDivideThePools) {
-  const Lent m(tiny_model("llama"));  // two KV heads in all layers
+  const Lent m(tiny_model("llama"));  // the model has two KV heads in all layers
   const auto open = [&](std::vector<float> shares) {
     const FileBytes bytes = tiny_heads("llama").set("retainer.budget", shares).bytes();
     auto heads = open_heads(*m, bytes);
@@ -1046,7 +1049,7 @@ TEST(Model, OpensTheDemoModelAndItsHeads) {
   EXPECT_EQ((*heads)->warning, "");
 }
 
-// A tiny shape that a script wrote, which computed the retainer's fingerprint itself.
+// A tiny model that a script wrote; the script computed the retainer's fingerprint itself.
 void expect_synthetic(const std::string& path, const std::string& heads_path) {
   const Opened m = open_path(path);
   ASSERT_TRUE(m.ok()) << m.status().message();
@@ -1060,7 +1063,7 @@ void expect_synthetic(const std::string& path, const std::string& heads_path) {
   EXPECT_EQ((*heads)->warning, "");
 }
 
-// A folder of its own for a test's files.
+// A separate folder for a test's files.
 struct Folder {
   const std::filesystem::path path;
   explicit Folder(const char* name) : path(std::filesystem::path(testing::TempDir()) / name) {

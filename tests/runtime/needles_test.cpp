@@ -1,5 +1,5 @@
-// Facts hidden in the demo book, about which the demo model is asked: what the whole must be good for, which
-// bits that agree with a reference do not show.
+// Asks the demo model about facts that are hidden in the demo book. This tests the quality of the whole
+// program, which comparing bits with a reference does not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Needle {
   const char *sentence, *question, *answer;
 };
 
-// In the order in which they are hidden. No book answers them, and no two are alike.
+// The needles in the order in which they are hidden. No book answers them, and no two are alike.
 constexpr Needle kNeedles[] = {
     {"The safe combination of the Porto hotel is 58263.", "What is the safe combination of the Porto hotel?",
      "58263"},
@@ -47,7 +47,7 @@ std::vector<int32_t> ids(const std::string& text, bool first) {
   return out;
 }
 
-// 3,000 characters of the book with the needles behind sentences at even distances: 1,092 tokens.
+// 3,000 characters of the book, with the needles inserted after sentences at even distances: 1,092 tokens.
 std::string haystack() {
   std::ifstream in(project_file("models/demo-book.txt"));
   const std::string book{std::istreambuf_iterator<char>(in), {}};
@@ -62,7 +62,7 @@ std::string haystack() {
   return text.append(book, begin, kPart / 2);
 }
 
-// Reads the text once and asks each question of a clone. For each needle whether the answer is right.
+// Reads the text once and asks each question on a clone. Returns for each needle whether the answer is right.
 std::vector<bool> answers(SessionOptions options) {
   options.chunk = 64;
   options.max_new = 64;
@@ -81,7 +81,7 @@ std::vector<bool> answers(SessionOptions options) {
   return right;
 }
 
-// Pools of an eighth of the text.
+// A pool of an eighth of the text.
 SessionOptions retaining(Retention retention) { return {.retention = retention, .pool = 128}; }
 
 SessionOptions with_the_demo_retainer() {
@@ -92,8 +92,8 @@ SessionOptions with_the_demo_retainer() {
   return o;
 }
 
-// Dense attention finds all eight here; in what the retainer keeps, both ways of attending find seven. On
-// another machine rounding may tip one.
+// Dense attention finds all eight here. With the entries that the retainer keeps, both ways of attending find
+// seven. On another machine, rounding may change one answer.
 void expect_found(const std::vector<bool>& right, int least) {
   EXPECT_GE(std::count(right.begin(), right.end(), true), least) << testing::PrintToString(right);
 }
@@ -109,7 +109,8 @@ TEST(Needles, TokenSelectFindsThemAmongWhatTheRetainerKept) {
   expect_found(answers(o), 6);
 }
 
-// The others have left it. Their answers cannot be guessed, so what the tests above find was kept.
+// The other needles were evicted. Their answers cannot be guessed, so the tests above find only needles that
+// were kept.
 TEST(Needles, AWindowHoldsTheLastTwoAlone) {
   EXPECT_EQ(answers(retaining(Retention::kWindow)), (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1}));
 }

@@ -1,4 +1,5 @@
-// Weights on a device that has memory of its own: what is copied there, once, and what stays on the host.
+// Tests the weights on a device that has its own memory: which are copied there, once, and which stay on the
+// host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -111,7 +112,8 @@ TEST(Placement, IsPlannedToTheByteAndSharedBySessions) {
   EXPECT_EQ(device->live_bytes, alone);
 }
 
-// Weights and the device's own part count until the last of a session and its clones goes, whichever that is.
+// The weights and the device's own memory count until the last of a session and its clones is freed, in any
+// order.
 TEST(Placement, IsCountedUntilTheLastCloneGoes) {
   const SeededModel m = seeded_model();
   const auto device = discrete();

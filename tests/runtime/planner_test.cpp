@@ -1,5 +1,5 @@
-// The memory plan: it is what is allocated, it stays within the budget, and what does not fit is refused with
-// a reason.
+// Tests the memory plan: it equals what is allocated, it stays within the budget, and what does not fit is
+// refused with a reason.
 #include "runtime/plan/planner.h"
 
 #include <gtest/gtest.h>
@@ -16,11 +16,12 @@
 #include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
 
-// Every allocation of this program is counted: new and delete in all their forms go through these.
+// Counts every allocation of this program: all forms of new and delete go through these functions.
 namespace {
 std::atomic<uint64_t> g_allocations = 0;
 }
-// Not inlined, or gcc warns of memory that comes from malloc here and goes to delete there.
+// This is not inlined, because otherwise gcc warns about memory from malloc here that is passed to delete
+// there.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++g_allocations;
   if (void* p = std::malloc(bytes ? bytes : 1)) return p;
@@ -99,10 +100,11 @@ TEST(Planner, CountsWhatTheDeviceAllocates) {
   for (const SessionOptions& o : policies()) {
     const auto device = std::make_shared<SpyDevice>(cpu());
     const MemoryPlan planned = must(plan(o, *device));
-    EXPECT_EQ(device->allocations, 0u);  // asking is free
+    EXPECT_EQ(device->allocations, 0u);  // planning allocates nothing
     const auto session = open_session(model().model, o, device);
     EXPECT_EQ(session->plan().total, planned.total);
-    // What the device gave and its own part, programs as they came out, and the host's.
+    // Sums the memory that the device allocated, the device's own part, the recorded programs, and the host's
+    // memory.
     const uint64_t scoring = o.retention == Retention::kAdore
                                  ? planned.capacity * sizeof(int32_t) +
                                        uint64_t(kNotedAtOnce) * model().model->shape.d_model * sizeof(float)
@@ -121,7 +123,7 @@ TEST(Planner, CountsWhatTheDeviceAllocates) {
   }
 }
 
-// The feed-forward's buffer is as wide as the expert that all tokens share where two others are not.
+// The buffer of the feed-forward is as wide as the shared expert if that is wider than two others.
 TEST(Planner, CountsAnExpertThatAllTokensShare) {
   const auto open = [](const char* name) {
     const std::string path = project_file(std::string("tests/reference/") + name);
@@ -139,10 +141,10 @@ TEST(Planner, CountsAnExpertThatAllTokensShare) {
             without.workspace - without.backend_scratch + kChunk * (160 - 2 * 64) * sizeof(float));
 }
 
-// Under the address sanitizer the system also sees an eighth of all memory as its shadow.
+// With the address sanitizer, the system also counts its shadow memory, an eighth of all memory.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-// What the system says that this process holds of its own memory. From its page tables: the sums in
-// /proc/self/status may lag behind by some pages for each processor.
+// The memory of this process, as the system counts it in the page tables: the sums in /proc/self/status may
+// lag by some pages per processor.
 uint64_t resident() {
   std::ifstream pages("/proc/self/smaps_rollup");
   for (std::string word; pages >> word;)
@@ -155,7 +157,7 @@ uint64_t resident() {
 }
 
 TEST(Planner, CountsWhatTheSystemSeesAllocated) {
-  // A chunk that touches every row of the workspace, and pools that it fills.
+  // Reads a chunk that uses every row of the workspace, and fills the pools.
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
     SessionOptions o = locret();
     o.pool = 3000;
@@ -171,8 +173,8 @@ TEST(Planner, CountsWhatTheSystemSeesAllocated) {
     for (int i = 0; i < 3; ++i) must(session->step());
     const uint64_t grown = resident() - before;
     const MemoryPlan& p = session->plan();
-    // Pages round each of three buffers up, and the heap grows by 128 KiB at a time. Not all of it is
-    // touched: scratch of the backend for its longest lists, and what was planned for programs.
+    // Pages round up each of three buffers, and the heap grows by 128 KiB at a time. Some planned memory is
+    // not touched: scratch memory of the backend for its longest lists, and the reserve for programs.
     EXPECT_LE(grown, p.total - (p.fixed - p.programs) + 256 * 1024) << policy_name(selection);
     EXPECT_GE(grown, (p.pool + p.view + p.workspace + p.io) / 2) << policy_name(selection);
     EXPECT_LE(session->allocated(), p.total);
@@ -202,7 +204,8 @@ TEST(Planner, NothingIsAllocatedOnceASessionIsMade) {
     must(session->flush());
     must(session->score(scored, log_probs));
     for (int i = 0; i < 15; ++i) must(session->step());
-    const bool releases = o.retention == Retention::kAdore;  // with each token something that it attended to
+    // Each token releases an entry that it attended to
+    const bool releases = o.retention == Retention::kAdore;
     must(session->kept_by_position(kept.data(), o.watch && !releases ? attended.data() : nullptr));
     if (!releases) must(session->rewind(must(session->stats()).position - 1));
     must(session->reset());
@@ -226,7 +229,7 @@ TEST(Planner, ARefusedAllocationLeavesNothingBehind) {
   }
 }
 
-// A device may lack what few sessions need; those are refused before they hold anything.
+// A device may lack ops that few sessions need; such sessions are refused before they allocate anything.
 TEST(Planner, NamesTheOpThatADeviceLacks) {
   const auto device = std::make_shared<SpyDevice>(cpu());
   SessionOptions quest{.pool = 100, .chunk = 24, .max_new = 10, .selection = Selection::kQuest};
@@ -260,7 +263,7 @@ TEST(Planner, ACardIsAskedForNoMoreThanItHasFree) {
   EXPECT_EQ(device->allocations, 0u);
   device->free_bytes = needed;
   must(Session::create(model().model, device, locret()));
-  device->discrete = false;  // the processor's memory is taken when it is used
+  device->discrete = false;  // the processor's memory is allocated when it is used
   device->free_bytes = 0;
   must(Session::create(model().model, device, locret()));
 }
@@ -272,7 +275,7 @@ TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
     all.push_back(o);
     if (o.retention == Retention::kNone) continue;
     all.push_back(o);
-    all.back().chunk = 80;  // more than there is room for behind what was generated
+    all.back().chunk = 80;  // more than the room after the generated tokens
   }
   for (const SessionOptions& o : all) {
     const auto device = std::make_shared<SpyDevice>(cpu());
@@ -290,7 +293,7 @@ TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
       for (int i = 0; i < 10 + 3 * turn; ++i) must(session->step());
     }
     EXPECT_LE(largest, bound);
-    EXPECT_GE(largest + 16, bound);  // nearly reached: the bound means something
+    EXPECT_GE(largest + 16, bound);  // almost reached, so the bound is tight
   }
 }
 
@@ -357,7 +360,7 @@ TEST(Planner, APlanThatIsRefusedAllocatesNothing) {
 
 TEST(Planner, DenseAttentionTakesNoLargerPoolThanItCanUse) {
   SessionOptions o{.budget = uint64_t{1} << 40, .chunk = 24, .max_new = 100};
-  EXPECT_EQ(must(plan(o)).capacity, 4096u);  // the trained positions
+  EXPECT_EQ(must(plan(o)).capacity, 4096u);  // the number of trained positions
   o.context = 512;
   EXPECT_EQ(must(plan(o)).capacity, 512u);
 }
@@ -381,7 +384,7 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   EXPECT_EQ(window.stabilizers, 0u);
   EXPECT_EQ(window.local, 100u);
   EXPECT_EQ(window.max_new, 256u);
-  // Evictions come 64 tokens apart at least.
+  // Evictions are at least 64 tokens apart.
   for (const auto& [local, max_new, raised] : {std::tuple{0u, 8u, 64u}, {40u, 8u, 24u}, {60u, 8u, 8u}})
     EXPECT_EQ(must(resolve(*model().model,
                            {.retention = Retention::kWindow, .pool = 80, .local = local, .max_new = max_new}))
@@ -391,11 +394,11 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
 
   SessionOptions o{.retainer = model().retainer, .retention = Retention::kLocret, .pool = 400};
   const SessionOptions heads = must(resolve(*model().model, o));
-  EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, where the file does not say
+  EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, if the file does not set it
   for (int32_t retention = 1; policy_name(Retention{retention}); ++retention) {
     SessionOptions asked{.retention = Retention{retention}};
     if (asked.retention == Retention::kLocret || asked.retention == Retention::kMix)
-      asked.retainer = model().retainer;  // whose file says nothing
+      asked.retainer = model().retainer;  // whose file does not set it
     if (asked.retention == Retention::kAdore) asked.retainer = model().controller;
     EXPECT_EQ(must(resolve(*model().model, asked)).protect_init, 4u) << policy_name(asked.retention);
   }
@@ -404,7 +407,7 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   EXPECT_EQ(select.select_k, 2048u);
   EXPECT_EQ(select.select_init, 128u);
   EXPECT_EQ(select.select_local, 512u);
-  EXPECT_EQ(select.select_prefill, 0u);  // the pool bounds the work already
+  EXPECT_EQ(select.select_prefill, 0u);  // the pool already bounds the work
   EXPECT_EQ(select.vote, VoteScope::kGroup);
   EXPECT_EQ(select.chunk, 1024u);
   const SessionOptions alone = must(resolve(*model().model, {.selection = Selection::kTokenSelect}));
@@ -456,13 +459,14 @@ TEST(Planner, LargeCountsDoNotOverflow) {
   o.pool = o.max_new = o.local = o.select_k = 1u << 28;
   o.budget = uint64_t{1} << 36;
   EXPECT_EQ(plan(o).status().code(), Code::kBudget) << plan(o).status().message();
-  // Two layers and two heads with keys and values of 8 halves for 3 * 2^28 entries are 96 GiB; positions,
-  // scores, views and votes only add to that.
+  // Two layers and two heads with keys and values of 8 halves take 96 GiB for 3 * 2^28 entries; positions,
+  // scores, views and votes add to that.
   o.budget = 0;
   EXPECT_GT(must(plan(o)).total, uint64_t{96} << 30);
 }
 
-// 2^27 entries of 32 heads are as many as 32 bits can count. Keys and values of an entry are 8 halves each.
+// 2^27 entries of 32 heads are the most that 32 bits can count. Keys and values of an entry are 8 halves
+// each.
 TEST(Planner, EntriesOfManyHeadsDoNotOverflow) {
   const SeededModel many = seeded_model({.heads = 32, .kv_heads = 32, .context_length = 1u << 28});
   const SessionOptions o{.budget = uint64_t{16} << 30, .chunk = 32, .max_new = 8};

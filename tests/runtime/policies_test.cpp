@@ -1,5 +1,6 @@
-// What retention and selection must do whatever the model: the invariants of the methods, on whole sessions,
-// and the sets that our numpy reference (tests/reference) keeps and picks on the demo model.
+// Tests what retention and selection must do with every model: the invariants of the methods on whole
+// sessions. Also compares the kept and selected sets with our numpy reference (tests/reference) on the demo
+// model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,8 +51,8 @@ SessionOptions selecting(SessionOptions o, uint32_t k, uint32_t init, uint32_t l
   return o;
 }
 
-// One layer and one KV head, where token t has the retention score silu(scores[t]): one-hot embeddings, a
-// value matrix that looks the score up, and a head that reads it there.
+// A model with one layer and one KV head, in which token t has the retention score silu(scores[t]). It has
+// one-hot embeddings, a value matrix that looks up the score, and a head that reads it there.
 SeededModel scored_model(std::vector<float> scores) {
   Seeded s{.layers = 1,
            .d_model = 16,
@@ -66,7 +67,7 @@ SeededModel scored_model(std::vector<float> scores) {
     const auto clear = [&] { std::fill(values.begin(), values.end(), 0.0f); };
     if (is("token_embd")) {
       clear();
-      for (size_t t = 0; t < 16; ++t) values[t * 16 + t] = 1;  // 4 once normed: 16 channels, one of them set
+      for (size_t t = 0; t < 16; ++t) values[t * 16 + t] = 1;  // 4 after the norm: one of 16 channels is set
     } else if (is("attn_norm")) {
       std::fill(values.begin(), values.end(), 1.0f);
     } else if (is("attn_v")) {
@@ -74,7 +75,7 @@ SeededModel scored_model(std::vector<float> scores) {
       for (size_t t = 0; t < scores.size(); ++t) values[t] = scores[t] / 4;
     } else if (is("locret_fc1")) {
       clear();
-      values[12] = 1;  // behind two query heads and one key head of 4 channels
+      values[12] = 1;  // after two query heads and one key head of 4 channels
     } else if (is("locret_fc2")) {
       values[0] = 1;
     }
@@ -114,9 +115,9 @@ TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
   expect_close(run(original), expected);
 }
 
-// Where no text can pass the positions with which queries do not grow, none are made larger.
+// If no text can exceed the positions up to which queries do not grow, no queries are scaled.
 TEST(Policies, GrowQueriesOfLongTextsAlone) {
-  const SeededModel m = seeded_model(growing());  // by 32 positions
+  const SeededModel m = seeded_model(growing());  // queries grow every 32 positions
   const auto growths = [&](const SessionOptions& o) {
     const auto device = std::make_shared<SpyDevice>(cpu());
     open_session(m.model, o, device);
@@ -125,7 +126,7 @@ TEST(Policies, GrowQueriesOfLongTextsAlone) {
   SessionOptions window{
       .retention = Retention::kWindow, .pool = 16, .chunk = 8, .stabilizers = 4, .local = 2, .max_new = 4};
   const size_t of_all = growths(window);
-  EXPECT_GE(of_all, 2 * 2u);  // in each of two layers of the programs for a chunk and for a token
+  EXPECT_GE(of_all, 2 * 2u);  // in each of two layers, in the programs for a chunk and for a token
   window.context = 32;
   EXPECT_EQ(growths(window), 0u);
   window.context = 33;
@@ -140,12 +141,12 @@ TEST(Policies, GrowQueriesOfLongTextsAlone) {
                         .max_new = 4,
                         .context = 24};
   EXPECT_EQ(growths(reread), 0u);
-  reread.context = 25;  // a chunk that is read again stands behind the text
+  reread.context = 25;  // a chunk that is read again is placed after the text
   EXPECT_GT(growths(reread), of_all);
 }
 
-// A file with two sets of rotary factors: which are used is a matter of the context alone, so that policies
-// can be compared.
+// In a file with two sets of rotary factors, only the context decides which set is used, so that policies can
+// be compared.
 TEST(Policies, UseTheRotaryFactorsOfTheContext) {
   const SeededModel m = seeded_model({.context_length = 1024, .more = [](GgufWriter& w) {
                                         w.set("llama.rope.scaling.original_context_length", 512u);
@@ -174,7 +175,7 @@ TEST(Policies, UseTheRotaryFactorsOfTheContext) {
   EXPECT_EQ(of_context[1], of_context[2]);
 }
 
-// A chunk larger than what a full run has room for is read behind as many entries as an eviction leaves.
+// A chunk that is larger than the room in a full run is read after as many entries as an eviction leaves.
 TEST(Policies, SelectWhileReadingARetainedPool) {
   const SeededModel m = seeded_model();
   for (const Retention retention :
@@ -186,7 +187,7 @@ TEST(Policies, SelectWhileReadingARetainedPool) {
       o.retention = retention;
       o.select_prefill = 1;
       o.select_k = 80;
-      o.select_local = 300;  // and so the chunk, which is more than local + max_new
+      o.select_local = 300;  // this also sets the chunk, which is larger than local + max_new
       Followed f(m.model, o);
       EXPECT_EQ(f->plan().options.chunk, 300u);
       f.read(seeded_tokens(1000));
@@ -196,12 +197,13 @@ TEST(Policies, SelectWhileReadingARetainedPool) {
     }
 }
 
-// Of every token once, in chunks and one by one; what is dropped again was counted all the same.
+// Counts every token once, whether read in chunks or one by one, including tokens that are evicted later.
 TEST(Policies, CountWhatIsBeyondTheRangeOfHalves) {
   const SeededModel m =
       seeded_model({.layers = 1, .edit = [](const std::string& name, std::vector<float>& values) {
                       if (name.ends_with("attn_k.weight") || name.ends_with("attn_v.weight"))
-                        for (size_t i = 0; i < 32; ++i) values[9 * 32 + i] *= 100'000;  // of channel 9
+                        // The weights of channel 9
+                        for (size_t i = 0; i < 32; ++i) values[9 * 32 + i] *= 100'000;
                     }});
   for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
     SessionOptions o = locret(m, 40, 16, 8, 10);
@@ -238,7 +240,7 @@ TEST(Policies, GiveTheSameBitsWhereverThePoolLies) {
     std::vector<std::vector<float>> logits;
     std::vector<Kept> sets;
     for (const uint32_t max_new :
-         {32u, 32u, 77u, 500u}) {  // heads lie further apart; the first two are the same twice
+         {32u, 32u, 77u, 500u}) {  // heads are further apart; the first two are the same case twice
       SessionOptions o = selecting(locret(m, 48, 20, 8, 10), 8, 2, 6, vote);
       o.max_new = max_new;
       Watched w(m.model, o);
@@ -287,8 +289,8 @@ TEST(Policies, ALaterTurnContinuesAsOneText) {
 
 // ---- Locret ----
 
-// Invariant 6 of the method's specification. Its Algorithm 1 as printed pins stabilizers for good and would
-// keep {1, 2, 4, 5} in the end.
+// Invariant 6 of the method's specification. Algorithm 1 as printed protects stabilizers permanently and
+// would keep {1, 2, 4, 5} in the end.
 TEST(Locret, KeepsTheBestScoresAndStabilizersOnlyForAWhile) {
   const SeededModel m = scored_model({5, 1, 4, 2, 9, 0, 3, 8, 1, 0});
   const auto session = open_session(m.model, locret(m, 4, 3, 2, 1));
@@ -314,13 +316,13 @@ TEST(Locret, WithoutStabilizersKeepsTheBestScoresAlone) {
 TEST(Locret, ALastChunkThatIsFullHasNoStabilizersEither) {
   const SeededModel m = scored_model({5, 1, 4, 2, 9, 0, 3, 8, 1, 0});
   const auto session = open_session(m.model, locret(m, 4, 3, 2, 1));
-  must(session->feed(range(0, 7)));  // 7 - 1 local is twice the chunk
+  must(session->feed(range(0, 7)));  // 7 tokens without 1 local one are two chunks
   must(session->flush());
   EXPECT_EQ(kept(*session)[0][0], (std::vector<int32_t>{0, 2, 3, 4, 6}));
 }
 
-// Invariant 15. One session evicts layer by layer within its chunk; the other reads the same rows as local
-// tokens, which stay, and is then made to evict after the whole pass. What follows is the same to the bit.
+// Invariant 15. One session evicts layer by layer within its chunk. The other reads the same rows as local
+// tokens, which stay, and then evicts after the whole pass. The following results are the same to the bit.
 TEST(Locret, EvictingLayerByLayerEqualsEvictingAfterThePass) {
   const SeededModel m = seeded_model();
   constexpr uint32_t kPool = 8, kRows = 96, kMore = 12;
@@ -331,7 +333,7 @@ TEST(Locret, EvictingLayerByLayerEqualsEvictingAfterThePass) {
   const std::vector<float> expected = read(*by_layer, more);
 
   SessionOptions afterwards = locret(m, kPool, kRows, 0, kRows);
-  afterwards.max_new = 1;  // so that the next rows do not fit beside the first
+  afterwards.max_new = 1;  // so that the next rows do not fit next to the first
   const auto after_pass = open_session(m.model, afterwards);
   read(*after_pass, rows);
   EXPECT_EQ(must(after_pass->stats()).evicted, 0u);
@@ -395,14 +397,14 @@ TEST(Locret, KeepsItsInvariantsFromChunkToChunk) {
       for (uint32_t head = 0; head < 2; ++head) {
         const std::vector<int32_t>& positions = now[layer][head];
         ASSERT_EQ(positions.size(),
-                  std::min<size_t>(pool, static_cast<size_t>(done)));  // the same in every head
+                  std::min<size_t>(pool, static_cast<size_t>(done)));  // the same number in every head
         ASSERT_TRUE(std::is_sorted(positions.begin(), positions.end()));
         EXPECT_EQ(std::vector<int32_t>(positions.end() - stabilizers, positions.end()),
                   range(done - int32_t{stabilizers}, done));
         std::vector<int32_t> fresh;
         std::set_difference(positions.begin(), positions.end(), before[layer][head].begin(),
                             before[layer][head].end(), std::back_inserter(fresh));
-        for (const int32_t p : fresh) EXPECT_GE(p, done - int32_t{chunk});  // nothing comes back
+        for (const int32_t p : fresh) EXPECT_GE(p, done - int32_t{chunk});  // evicted entries do not return
         const std::map<int32_t, float> current = w.scores(layer, head);
         ASSERT_EQ(current.size(), positions.size());
         for (const auto& [position, score] : current)
@@ -429,9 +431,9 @@ TEST(Locret, ScopeLayerKeepsOneSetForAllHeads) {
   EXPECT_NE(sets[0][0], sets[1][0]);
 }
 
-// In layer 0 a score depends on the token alone, so each occurrence has the same: read in any chunk, or
-// decoded and scored from the ring. Another row of a matrix product may sum in another order, by some last
-// bits.
+// In layer 0, a score depends only on the token, so each occurrence has the same score, whether it was read
+// in a chunk or decoded and scored from the ring. Other rows of a matrix product may sum in another order,
+// which changes the last bits.
 TEST(Locret, ScoresKnowNoPosition) {
   const SeededModel m = seeded_model();
   std::vector<int32_t> tokens;
@@ -440,7 +442,7 @@ TEST(Locret, ScoresKnowNoPosition) {
   Watched w(m.model, locret(m, 160, 20, 12, 10));
   read(*w, tokens);
   for (int32_t t : {3, 14, 15, 9, 26, 5, 35}) accept(*w, t);
-  read(*w, range(0, 12));  // scores the ring
+  read(*w, range(0, 12));  // scores the tokens in the ring
   for (uint32_t head = 0; head < 2; ++head) {
     const std::map<int32_t, float> scores = w.scores(0, head);
     ASSERT_EQ(scores.size(), 82u);
@@ -449,8 +451,8 @@ TEST(Locret, ScoresKnowNoPosition) {
   }
 }
 
-// A llama file has the rows of Q and K interleaved, pair by pair; heads made for it have their columns in
-// that order.
+// A llama file has the rows of Q and K interleaved, pair by pair. Heads made for it have their columns in the
+// same order.
 TEST(Locret, InterleavedRowsAndColumnsChangeNothing) {
   Seeded halves{.architecture = "qwen2"}, adjacent;
   adjacent.edit = [](const std::string& name, std::vector<float>& values) {
@@ -517,12 +519,13 @@ TEST(RandomRetention, FollowsItsSeedAndNothingElse) {
   EXPECT_NE(sets, run(m, 2));
   EXPECT_NE(sets[0][0], sets[0][1]);
   EXPECT_NE(sets[0][0], sets[1][0]);
-  EXPECT_LT(sets[0][0][0], 100);  // not the last ones, with a probability of 1 - (2/3)^30
+  EXPECT_LT(sets[0][0][0], 100);  // differs from the last ones with a probability of 1 - (2/3)^30
 }
 
 // ---- TokenSelect ----
 
-// Invariant 2: sinks, then what was picked, then the last tokens; ascending, the current one among them.
+// Invariant 2: a list has the sinks, then the selected entries, then the last tokens; it is ascending and
+// includes the current token.
 TEST(TokenSelect, ListsAreSinksPicksAndLocalTokens) {
   const SeededModel m = seeded_model();
   const uint32_t k = 8, init = 4, local = 6, whole = k + init + local;
@@ -551,7 +554,7 @@ TEST(TokenSelect, ListsAreSinksPicksAndLocalTokens) {
             for (size_t i = init; i < list.size() - local; ++i)
               picked.insert(positions[layer][head][list[i]]);
             if (vote == VoteScope::kLayer && evicts) {
-              ASSERT_LE(list.size(), whole);  // a head lists what it still holds of the layer's positions
+              ASSERT_LE(list.size(), whole);  // a head lists the positions of the layer that it still holds
               ragged |= list.size() < whole;
             } else {
               ASSERT_EQ(list.size(), whole);
@@ -573,7 +576,7 @@ TEST(TokenSelect, DropsOneTokenWhenOneIsTooMany) {
   const auto reference = open_session(m.model, dense());
   read(*w, std::span(tokens).first(19));
   read(*reference, std::span(tokens).first(19));
-  expect_close(accept(*w, 1), accept(*reference, 1));  // 20 entries: all
+  expect_close(accept(*w, 1), accept(*reference, 1));  // 20 entries, which are all
   EXPECT_EQ(w.lists()[1][0].size(), 20u);
   accept(*w, 2);
   const std::vector<uint32_t> list = w.lists()[0][0];
@@ -603,7 +606,7 @@ TEST(TokenSelect, OneMorePickOnlyAddsOne) {
   }
 }
 
-// Invariants 18 and 38, on votes as the device computed them.
+// Invariants 18 and 38, on the votes that the device computed.
 TEST(TokenSelect, VotesSumToTheQueryHeadsAndGroupsCaptureTheirMost) {
   const SeededModel m = seeded_model({.layers = 1});
   const auto run = [&](VoteScope scope, std::vector<std::vector<uint32_t>>& lists) {
@@ -621,7 +624,7 @@ TEST(TokenSelect, VotesSumToTheQueryHeadsAndGroupsCaptureTheirMost) {
   const uint32_t capacity = 256 + 32, n = 121;
   double all = 0;
   for (uint32_t i = 4; i < n - 6; ++i) all += std::exp(layer[i]);
-  EXPECT_NEAR(all, 4, 4e-5);  // the heads; 115 exponentials of f32
+  EXPECT_NEAR(all, 4, 4e-5);  // the number of heads; 115 f32 exponentials
   for (uint32_t head = 0; head < 2; ++head) {
     const float* votes = &group[head * capacity];
     const auto mass = [&](auto first, auto last) {
@@ -641,15 +644,15 @@ TEST(TokenSelect, VotesSumToTheQueryHeadsAndGroupsCaptureTheirMost) {
 TEST(TokenSelect, ScoresQueryHeadsAgainstTheirOwnGroupsKeys) {
   const SeededModel m =
       seeded_model({.layers = 1, .edit = [](const std::string& name, std::vector<float>& values) {
-                      if (name.ends_with("attn_k.weight"))  // KV head 1 has no keys
+                      if (name.ends_with("attn_k.weight"))  // the keys of KV head 1 are zeros
                         std::fill(values.begin() + 8 * 32, values.end(), 0.0f);
                     }});
   Watched w(m.model, selecting(dense(), 5, 2, 4, VoteScope::kGroup));
   read(*w, seeded_tokens(60));
   accept(*w, 33);
   const auto lists = w.lists()[0];
-  // Votes of KV head 1 are all alike, so its picks are the latest of the middle; were heads shared out in
-  // turn, one of its two query heads would have seen the keys of KV head 0.
+  // All votes of KV head 1 are equal, so its picks are the latest of the middle. If heads were assigned
+  // round-robin, one of its two query heads would have used the keys of KV head 0.
   EXPECT_EQ(lists[1], (std::vector<uint32_t>{0, 1, 52, 53, 54, 55, 56, 57, 58, 59, 60}));
   EXPECT_NE(lists[0], lists[1]);
 }
@@ -695,7 +698,7 @@ TEST(TokenSelect, SelectsWhileReadingAsWhileDecoding) {
   expect_close(read(*reading, tokens), expected);
   EXPECT_EQ(reading.lists(), decoding.lists());
 
-  o.chunk = 7;  // the first rows of such a chunk would lie in front of the local window
+  o.chunk = 7;  // the first rows of such a chunk would be before the local window
   EXPECT_EQ(open_session(m.model, o)->plan().options.chunk, 6u);
 }
 
@@ -724,7 +727,7 @@ TEST(SelectionCache, IsOffAtACosineOfOneAndAlwaysOnAtMinusOne) {
   for (int i = 0; i < 6; ++i) accept(*never, 33), accept(*always, 33 + i);
   EXPECT_EQ(hits(never), 0u);
   EXPECT_EQ(misses(never), 12u);
-  EXPECT_EQ(misses(always), 2u);  // one a layer
+  EXPECT_EQ(misses(always), 2u);  // one per layer
   EXPECT_EQ(hits(always), 10u);
 }
 
@@ -736,7 +739,7 @@ TEST(SelectionCache, AHitKeepsThePicksAndRenewsTheLocalTokens) {
   read(*w, seeded_tokens(60));
   accept(*w, 33);
   const auto first = w.lists()[0];
-  accept(*w, 33);  // in layer 0 the same token is the same query
+  accept(*w, 33);  // in layer 0, the same token has the same query
   EXPECT_EQ(hits(w), 1u);
   const auto second = w.lists()[0];
   for (uint32_t head = 0; head < 2; ++head) {
@@ -760,7 +763,7 @@ TEST(SelectionCache, IsRenewedBeforeTokensFallBetweenPicksAndLocal) {
     if (misses(w) != seen) when.push_back(i);
     seen = misses(w);
   }
-  EXPECT_EQ(when, (std::vector<uint64_t>{0, 7, 14}));  // 12 / 2 tokens are at most reused
+  EXPECT_EQ(when, (std::vector<uint64_t>{0, 7, 14}));  // a list is reused for at most 12 / 2 tokens
 }
 
 TEST(SelectionCache, IsDroppedByAPromptAnEvictionAndARewind) {
@@ -779,7 +782,7 @@ TEST(SelectionCache, IsDroppedByAPromptAnEvictionAndARewind) {
   accept(*w, 5);
   must(w->rewind(must(w->stats()).position - 1));
   accept(*w, 6);
-  EXPECT_EQ(misses(w), 3u);  // now 101 entries; by age the next miss comes after 12 tokens
+  EXPECT_EQ(misses(w), 3u);  // now 101 entries; by age, the next miss comes after 12 tokens
   const uint64_t evictions = must(w->stats()).evictions;
   for (int32_t i = 0; i < 3; ++i) accept(*w, i);
   EXPECT_EQ(must(w->stats()).evictions, evictions);
@@ -824,8 +827,8 @@ void expect_top(const std::vector<float>& logits, const nlohmann::json& golden) 
     EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;
 }
 
-// The same positions, but for those whose score is too close to the threshold for f32 to tell, and of these
-// one in a hundred at most.
+// Expects the same positions, except those whose score is too close to the threshold for f32 to decide, which
+// may be at most one in a hundred.
 void expect_same_set(const std::vector<int32_t>& got, const std::vector<int32_t>& expected,
                      const std::vector<int32_t>& close) {
   EXPECT_EQ(got.size(), expected.size());
@@ -853,7 +856,7 @@ TEST(NumpyReference, LocretKeepsTheSamePositions) {
         SCOPED_TRACE("layer " + std::to_string(layer) + " head " + std::to_string(head));
         expect_same_set(got[layer][head], expected[layer][head], close[layer][head]);
       }
-    if (got != expected) continue;  // other entries give other logits
+    if (got != expected) continue;  // different entries give different logits
     expect_top(logits, golden);
     ++compared;
   }

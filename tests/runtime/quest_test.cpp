@@ -1,4 +1,4 @@
-// Quest on whole sessions: pages and their bounds, what is picked, and when.
+// Tests Quest on whole sessions: pages and their bounds, the selected entries, and the times of selection.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,8 +40,8 @@ SessionOptions over_heads(SessionOptions o) {
   return o;
 }
 
-// The bounds of every page of what is held, in every layer that has them: the smallest and the largest of the
-// keys as they are stored, exactly. The last page may be short.
+// Checks the bounds of every page of held entries, in every layer that has bounds: they must be exactly the
+// smallest and the largest of the stored keys. The last page may be short.
 void expect_bounds(Watched& w) {
   const ModelShape& shape = w->model().shape;
   std::vector<bool> seen(shape.layers);
@@ -76,8 +76,8 @@ void expect_bounds(Watched& w) {
   }
 }
 
-// The list of the last token in layer 1: whole pages in order, the open one, and the others whose bounds
-// promise the most to the query heads together.
+// Checks the list of the last token in layer 1: whole pages in ascending order, the open page, and the other
+// pages with the largest upper bounds for the query heads together.
 void expect_choice(Followed& f, const Kept& before) {
   const ModelShape& shape = f->model().shape;
   const auto lists = f.lists()[1];
@@ -98,7 +98,7 @@ void expect_choice(Followed& f, const Kept& before) {
     ASSERT_EQ(list.size(), (kPages - 1) * kPage + (n - (pages - 1) * kPage));
     std::vector<bool> picked(pages);
     for (size_t i = 0; i < list.size(); ++i) {
-      ASSERT_EQ(list[i] % kPage, i % kPage);  // whole pages: only the last may be short
+      ASSERT_EQ(list[i] % kPage, i % kPage);  // whole pages; only the last may be short
       picked[list[i] / kPage] = true;
     }
     ASSERT_TRUE(picked[pages - 1]);
@@ -110,7 +110,7 @@ void expect_choice(Followed& f, const Kept& before) {
       const auto query = f.reference.query(1, q);
       for (uint32_t page = 0; page < pages - 1; ++page)
         for (uint32_t c = 0; c < shape.head_dim; ++c) {
-          double most = -INFINITY;  // the bound of the channel's product
+          double most = -INFINITY;  // the upper bound of the channel's product
           for (uint32_t i = page * kPage; i < (page + 1) * kPage; ++i)
             most = std::max(most, query[c] * f.reference.key(1, head, positions[i])[c]);
           scores[page] += most / std::sqrt(double(shape.head_dim));
@@ -123,8 +123,8 @@ void expect_choice(Followed& f, const Kept& before) {
     std::vector<double> sorted = votes;
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
     const double threshold = sorted[kPages - 2];
-    // A key may lie a half's step of 2^-11 beside the reference's. Scores of 8 channels are below 16, so a
-    // vote is off by 2^-6 of itself at most where all steps add up.
+    // A key may differ from the reference's by a rounding step of f16, 2^-11. Scores of 8 channels are below
+    // 16, so a vote is off by at most 2^-6 of itself if all steps add up.
     for (uint32_t page = 0; page < pages - 1; ++page) {
       if (picked[page])
         EXPECT_GE(votes[page], threshold * (1 - 0x1p-6)) << "page " << page;
@@ -156,7 +156,7 @@ TEST(Quest, PicksThePagesThatPromiseMost) {
     for (const size_t n : {0u, 150u}) {
       if (n) f.read(seeded_tokens(n, 64, 8));
       for (const int32_t token : seeded_tokens(50, 64, 9)) {
-        Kept before;  // an eviction may come between
+        Kept before;  // an eviction may happen in between
         f.on_submit = [&](const Program&, const StepParams& step, std::span<const HeadState>) {
           if (step.n_rows == 1) before = kept(*f);
         };
@@ -169,7 +169,7 @@ TEST(Quest, PicksThePagesThatPromiseMost) {
   }
 }
 
-// Invariant 30: however they came about.
+// Invariant 30: the bounds hold for all ways in which entries were written.
 TEST(Quest, BoundsAreThoseOfTheStoredKeys) {
   for (const SessionOptions& o : {quest(0), over_window(quest(0)), over_heads(quest(0))}) {
     SCOPED_TRACE(policy_name(o.retention));
@@ -184,7 +184,7 @@ TEST(Quest, BoundsAreThoseOfTheStoredKeys) {
       accept(*w, token);
       ASSERT_TRUE(check());
     }
-    for (const size_t n : {61u, 1u, 33u}) {  // in bulk, behind an open page
+    for (const size_t n : {61u, 1u, 33u}) {  // in bulk, after an open page
       read(*w, seeded_tokens(n, 64, 9));
       ASSERT_TRUE(check());
     }
@@ -196,7 +196,7 @@ TEST(Quest, BoundsAreThoseOfTheStoredKeys) {
     must(w->rewind(must(w->stats()).position - 17));
     read(*w, seeded_tokens(5, 64, 10));
     ASSERT_TRUE(check());
-    for (int32_t i = 0; i < (o.retention == Retention::kNone ? 40 : 120); ++i) {  // past evictions
+    for (int32_t i = 0; i < (o.retention == Retention::kNone ? 40 : 120); ++i) {  // until after evictions
       accept(*w, i % 64);
       ASSERT_TRUE(check());
     }
@@ -242,7 +242,7 @@ TEST(Quest, RefusesWhatContradictsIt) {
   });
 }
 
-// Where heads share a pool their runs move as a text grows, also while tokens are generated.
+// If heads share a pool, their runs move as a text grows, also while tokens are generated.
 TEST(Quest, BoundsArePlacedAnewWhereRunsMove) {
   const SeededModel m = seeded_model({.shares = {0.25f, 0.25f, 2.9f, 0.6f}});
   SessionOptions o = over_heads(quest(0));

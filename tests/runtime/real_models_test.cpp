@@ -1,5 +1,5 @@
-// Real models against llama.cpp, where scripts/real-models has fetched them: the tokens of texts, and what
-// follows these. Too much for the software driver and the sanitizers.
+// Compares real models with llama.cpp, if scripts/real-models has fetched them: the tokens of texts, and the
+// tokens that follow these. The software driver and the sanitizers are too slow for this.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace thimble::test {
 namespace {
 
-// As scripts/real-models has them. It has checked the sum of a file that has the size.
+// The models of scripts/real-models, which has checked the hash of every file with this size.
 struct RealModel {
   std::string name, file;
   uint64_t size;  // bytes
@@ -51,7 +51,7 @@ std::vector<int32_t> ids_of(const Tokenizer& tokenizer, const std::string& text)
   return ids;
 }
 
-// Of a long text the file has the beginning, which an ellipsis ends. Its ids give it back.
+// The file has only the beginning of a long text, which ends with an ellipsis. The ids give the whole text.
 std::string whole_text(const Tokenizer& tokenizer, const nlohmann::json& golden) {
   const std::string text = golden.at("text"), ellipsis = "…";
   if (!text.ends_with(ellipsis)) return text;
@@ -62,11 +62,11 @@ std::string whole_text(const Tokenizer& tokenizer, const nlohmann::json& golden)
   return whole;
 }
 
-// llama.cpp rounds activations to 8 bit next to quantised weights. For the most part this shifts all logits,
-// and no probability depends on such a shift: after 712 tokens Gemma's 16 largest are 0.17 standard
+// llama.cpp rounds activations to 8 bit with quantised weights. This mainly shifts all logits, and
+// probabilities do not depend on such a shift: after 712 tokens, Gemma's 16 largest logits are 0.17 standard
 // deviations (`sd`) away from a computation in double, which ours equal to 0.01. So the mean difference is
-// taken off first; the rest may be 0.1 sd on average, and was at most 0.06. A greedy token may be another one
-// where llama.cpp's two best logits are closer than 0.3.
+// subtracted first. The rest may be 0.1 sd on average, and was at most 0.06. A greedy token may differ if
+// llama.cpp's two best logits are closer than 0.3.
 void expect_golden(const std::shared_ptr<const Model>& model, const nlohmann::json& golden,
                    const std::shared_ptr<Device>& device) {
   const auto ids = golden.at("ids").get<std::vector<int32_t>>();
@@ -76,12 +76,12 @@ void expect_golden(const std::shared_ptr<const Model>& model, const nlohmann::js
       open_session(model, {.pool = static_cast<uint32_t>(ids.size()), .max_new = 32}, device);
   std::vector<float> logits = read(*session, ids);
   const Top top = golden.at("top").get<Top>();
-  float shift = 0, difference = 0;  // of a logit, on average
+  float shift = 0, difference = 0;  // averages over the logits
   for (const auto& [token, logit] : top) shift += (logits.at(token) - logit) / top.size();
   for (const auto& [token, logit] : top) difference += std::abs(logits[token] - logit - shift) / top.size();
   EXPECT_LE(difference, 0.1f * golden.at("sd").get<float>());
 
-  // Ours is led along their tokens, so that both are at the same text after a doubtful one.
+  // The session is fed llama.cpp's tokens, so that both have the same text after a doubtful token.
   const auto greedy = golden.at("greedy").get<std::vector<int32_t>>();
   const auto gaps = golden.at("gaps").get<std::vector<float>>();
   for (size_t i = 0; i < greedy.size(); ++i) {
@@ -123,7 +123,7 @@ TEST_P(RealModels, ContinueTextsAsLlamaCppDoes) {
   EXPECT_GT(compared, 0u);
 }
 
-// On the CPU the smaller ones alone, since CI has two slow cores.
+// The CPU runs only the smaller models, because CI has two slow cores.
 std::vector<std::tuple<std::string, std::string>> models_on_devices() {
   std::vector<std::tuple<std::string, std::string>> all;
   for (const DeviceInfo& info : list_devices())

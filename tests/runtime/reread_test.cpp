@@ -1,5 +1,5 @@
-// Reread on whole sessions: what stays is what a second reading of each chunk attends to in a model in double
-// precision, which reads twice, too.
+// Tests Reread on whole sessions: the kept entries must be those that a second reading of each chunk attends
+// to, in a model in double precision that also reads twice.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -36,12 +36,12 @@ class JudgedBySecondReading : public Judged {
     };
   }
 
-  std::vector<uint32_t> rows;  // of the second readings
+  std::vector<uint32_t> rows;  // rows of the second readings
 
  private:
   using Place = std::tuple<uint32_t, uint32_t, int32_t>;  // layer, KV head, position
 
-  // What is read again has no score yet.
+  // Entries that are read again have no score yet.
   void forget(const Kept& there, uint32_t count) {
     for (uint32_t layer = 0; layer < there.size(); ++layer)
       for (uint32_t head = 0; head < there[layer].size(); ++head)
@@ -49,7 +49,7 @@ class JudgedBySecondReading : public Judged {
           scores_.erase({layer, head, there[layer][head].at(there[layer][head].size() - i)});
   }
 
-  // Reads a row once more behind all that the heads hold, and lets it score what it reads.
+  // Reads a row once more after all entries that the heads hold, and scores the entries that it attends to.
   void read_again(const StepParams& step, uint32_t row, const Kept& there) {
     const int32_t position = step.position + static_cast<int32_t>(row);
     const int32_t token = f.token(position - static_cast<int32_t>(step.n_rows));
@@ -87,9 +87,9 @@ class JudgedBySecondReading : public Judged {
     }
   }
 
-  // The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much
-  // of the product of lengths, and the logarithm of a sum by no more; so do the queries of a model that read
-  // such keys.
+  // The session's keys may differ from the reference's by one unit of f16, 2^-10. This moves a logit by 2^-10
+  // of the product of lengths, and the logarithm of a sum by no more. The queries of a model that read such
+  // keys differ likewise.
   Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) override {
     Scores all{.tolerance = 4 * 2 * 0x1p-10 * moved_};
     for (const int32_t p : there) all.score.push_back(scores_.at({layer, head, p}));
@@ -109,7 +109,8 @@ TEST(Reread, KeepsWhatTheSecondReadingAttendsTo) {
       s.feed(std::span(text).first(61));
       for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
       s.read(seeded_tokens(25, 64, 8));
-      for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // these are read again, too, when some must go
+      // Generated tokens are also read again before an eviction
+      for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);
       s.read(seeded_tokens(70, 64, 9));
       EXPECT_GE(s.judged, 10u);
       EXPECT_GE(std::count(s.rows.begin(), s.rows.end(), 40u), 7);
@@ -117,7 +118,7 @@ TEST(Reread, KeepsWhatTheSecondReadingAttendsTo) {
     }
 }
 
-// Chunks of 40 rows twice, and what an eviction leaves: the plan has room for no more.
+// The plan has room for exactly two chunks of 40 rows and the entries that an eviction leaves.
 TEST(Reread, IsPlannedWithTheChunkInThePool) {
   const SeededModel m = seeded_model();
   SessionOptions o{.retention = Retention::kReread, .pool = 60, .chunk = 40, .local = 5, .max_new = 7};
@@ -142,19 +143,19 @@ TEST(Reread, CountsWhatItReadsTwice) {
   EXPECT_LT(a.prefill.flop, 2.5 * b.prefill.flop);
 }
 
-// Which tokens are read again together depends on the text alone: neither on how calls cut what is scored nor
-// on whether it is scored or generated.
+// Which tokens are read again together depends only on the text: not on how calls divide it, nor on whether
+// it is scored or generated.
 TEST(Reread, ReadsTheSameBatchesHoweverATextIsScored) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> prompt = seeded_tokens(150), scored = seeded_tokens(237, 64, 8);
-  using Batch = std::pair<int32_t, uint32_t>;  // its position, and rows
-  const auto batches = [&](size_t cut) {       // 0: the tokens are given one by one, as generating does
+  using Batch = std::pair<int32_t, uint32_t>;  // position and number of rows
+  const auto batches = [&](size_t cut) {       // 0: the tokens are given one by one, as when generating
     Watched s(m.model, reread(Positions::kList));
     must(s->feed(prompt));
     must(s->flush());
     std::vector<Batch> seen;
     s.device->before_submit = [&](const Program& program, const StepParams& step, const auto&) {
-      // The embedding and all layers: no other program has so many segments.
+      // The program has the embedding and all layers; no other program has so many segments.
       if (program.segments != 1 + m.model->shape.layers) return;
       const Batch batch{step.position, step.n_rows};
       if (seen.empty() || seen.back() != batch) seen.push_back(batch);

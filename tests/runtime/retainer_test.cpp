@@ -1,5 +1,5 @@
-// Retainers of every kind: what is read and refused, and the scores that they give, against the methods'
-// formulas in double.
+// Tests retainers of every kind: the files that are read and refused, and the scores, compared with the
+// formulas of the methods in double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -75,10 +75,11 @@ TEST_F(RetainerFile, SaysWhatItIs) {
   expect_refused(with("retainer.base.fingerprint", uint64_t{1}), Code::kMismatch, "the fingerprint is");
   EXPECT_EQ(must(open(with("retainer.act", "gelu")))->act, kActGelu);
   EXPECT_EQ(must(open(tiny_retainer("llama", "mlp").erase("retainer.act")))->act, kActGeluErf);
-  EXPECT_EQ(must(open(tiny_retainer("llama", "locret").erase("retainer.act")))->act, kActSilu);  // llama's
+  // The default of llama
+  EXPECT_EQ(must(open(tiny_retainer("llama", "locret").erase("retainer.act")))->act, kActSilu);
 }
 
-// Every tensor is needed, in the shape that keys and model say, and no other has a place.
+// Every tensor is required, in the shape that keys and model define, and no other tensor is allowed.
 TEST_F(RetainerFile, HasAllTensorsInTheirShapes) {
   for (const std::string kind : kKinds) {
     const GgufWriter whole = tiny_retainer("llama", kind);
@@ -126,7 +127,7 @@ TEST_F(RetainerFile, SurvivesEveryByteReplaced) {
 // ---- scores ----
 
 using Vector = ReferenceModel::Vector;
-using Tensors = std::map<std::string, std::vector<float>>;  // of a file, by name
+using Tensors = std::map<std::string, std::vector<float>>;  // the tensors of a file by name
 
 Vector product(const std::vector<float>& w, const std::vector<float>& bias, const Vector& x) {
   Vector y(w.size() / x.size());
@@ -143,7 +144,8 @@ double activated(const std::string& act, double x) {
   return x / (1 + std::exp(-u));
 }
 
-// Vectors of as many channels as there are weights, each with a root mean square of 1, times the weights.
+// Normalises vectors of as many channels as there are weights to a root mean square of 1, and multiplies them
+// with the weights.
 void norm(Vector& x, const std::vector<float>& weight) {
   for (size_t at = 0; at < x.size(); at += weight.size()) {
     const auto first = x.begin() + static_cast<ptrdiff_t>(at),
@@ -154,7 +156,7 @@ void norm(Vector& x, const std::vector<float>& weight) {
   }
 }
 
-// One score for each KV head, of a token that a layer's tensors see as x.
+// The score of each KV head, for a token whose input to the layer's tensors is x.
 Vector scores(const Seeded& s, Tensors& all, uint32_t layer, const Vector& x) {
   const std::string name = "blk." + std::to_string(layer) + (s.kind.empty() ? ".locret" : ".retain");
   if (s.kind == "linear") return product(all[name + ".weight"], all[name + ".bias"], x);
@@ -207,7 +209,8 @@ SessionOptions options_of(const SeededModel& m) {
           .max_new = 32};
 }
 
-// Tokens read in chunks, as the end of a prompt, and decoded, whose scores come from the ring.
+// Tests tokens that are read in chunks, at the end of a prompt, and decoded; the scores of decoded tokens
+// come from the ring.
 TEST(Retainer, OfEveryKindGivesTheScoresOfItsFormula) {
   for (Seeded s : kRetainers) {
     SCOPED_TRACE(s.kind + " " + s.input + " " + s.act);
@@ -216,7 +219,7 @@ TEST(Retainer, OfEveryKindGivesTheScoresOfItsFormula) {
     const SeededModel m = seeded_model(s);
     ASSERT_TRUE(m.retainer);
     Followed f(m.model, options_of(m));
-    std::map<int32_t, Vector> expected[2];  // by layer and position
+    std::map<int32_t, Vector> expected[2];  // for each layer, by position
     f.on_token = [&](int32_t position) {
       const bool qkv = m.retainer->input == Retainer::Input::kQkv;
       for (uint32_t layer = 0; layer < 2; ++layer)
@@ -225,7 +228,7 @@ TEST(Retainer, OfEveryKindGivesTheScoresOfItsFormula) {
     };
     f.read(seeded_tokens(150));
     for (const int32_t token : {3, 14, 15, 9, 26, 5, 35}) f.accept(token);
-    f.read(seeded_tokens(5, 64, 8));  // scores the ring
+    f.read(seeded_tokens(5, 64, 8));  // scores the tokens in the ring
     for (uint32_t layer = 0; layer < 2; ++layer)
       for (uint32_t head = 0; head < 2; ++head) {
         const std::map<int32_t, float> got = f.scores(layer, head);
@@ -237,14 +240,15 @@ TEST(Retainer, OfEveryKindGivesTheScoresOfItsFormula) {
           largest = std::max(largest, std::abs(exact));
           distance = std::max(distance, std::abs(score - exact));
         }
-        // Layer 0 sums twice over at most 64 products of numbers a few times as large as the result, so
-        // 2 * 64 * 8 half ulps of f32. The other knows what attention read of halves (expect_close).
+        // Layer 0 sums at most 64 products twice, of numbers a few times as large as the result, so the
+        // tolerance is 2 * 64 * 8 half ulps of f32. The input of the other layer depends on attention over
+        // halves (expect_close).
         EXPECT_LE(distance, largest * (layer == 0 ? 0x1p-14 : 0x1p-9)) << "layer " << layer << ", " << head;
       }
   }
 }
 
-// Of such layers the last tokens stay, so nothing of a retainer is read there, or placed.
+// Layers with a window keep their last tokens, so no tensors of a retainer are read or placed for them.
 TEST(Retainer, NeedsNoTensorsForLayersWithAWindow) {
   for (const bool covers : {false, true}) {
     const SeededModel m = seeded_model({.layers = 4, .kind = "mlp", .covers_windows = covers, .window = 20});
@@ -258,9 +262,10 @@ TEST(Retainer, NeedsNoTensorsForLayersWithAWindow) {
   }
 }
 
-// What windowed layers have as shares is not for others to take.
+// The shares of windowed layers are not distributed to other layers.
 TEST(Retainer, DividesThePoolsOfLayersWithoutAWindow) {
-  const SeededModel m = seeded_model({.kind = "linear", .shares = {9, 9, 1, 2}, .window = 20});  // layer 0
+  // Layer 0 has the window
+  const SeededModel m = seeded_model({.kind = "linear", .shares = {9, 9, 1, 2}, .window = 20});
   ASSERT_TRUE(m.retainer);
   SessionOptions o = options_of(m);
   o.pool = 400;
@@ -268,13 +273,14 @@ TEST(Retainer, DividesThePoolsOfLayersWithoutAWindow) {
   const std::vector<HeadRun>& runs = session->plan().dimensions.last_runs();
   EXPECT_EQ(runs[0].keep, 20u);
   EXPECT_EQ(runs[2].keep + runs[3].keep, 800u);
-  // 64 each, and of the other 672 as the shares beyond 64 / 400 are: 2/3 - 0.16 to 4/3 - 0.16.
+  // Each head gets 64 entries. The other 672 are divided by the shares above 64 / 400, which are 2/3 - 0.16
+  // to 4/3 - 0.16.
   EXPECT_EQ(runs[2].keep, 266u);  // 64 + 202.7
 }
 
 TEST(Retainer, GivesDefaultsThatItWasTrainedWith) {
   const SeededModel m = seeded_model({.kind = "linear"});
-  Retainer trained;  // as the file's, with other numbers
+  Retainer trained;  // the same as in the file, with other numbers
   trained.stabilizers = 100;
   trained.protect_init = 4;
   SessionOptions o{.retainer = std::shared_ptr<const Retainer>(m.retainer, &trained),
@@ -287,13 +293,13 @@ TEST(Retainer, GivesDefaultsThatItWasTrainedWith) {
     return resolved.stabilizers;
   };
   EXPECT_EQ(stabilizers(1000), 100u);
-  EXPECT_EQ(stabilizers(100), 50u);  // half, so that there is something to choose
-  EXPECT_EQ(stabilizers(7), 2u);     // beside the first four, one
-  trained.budget = 500;              // of entries: then they are a share
+  EXPECT_EQ(stabilizers(100), 50u);  // half, so that the scores have a choice
+  EXPECT_EQ(stabilizers(7), 2u);     // one in addition to the first four
+  trained.budget = 500;              // a number of entries is treated as a share
   EXPECT_EQ(stabilizers(1000), 200u);
   trained.stabilizers = 0;
   EXPECT_EQ(stabilizers(1000), 250u);
-  trained.protect_init = 0;  // what a file says counts, also where it is nothing
+  trained.protect_init = 0;  // the value of a file applies even if it is 0
   must(Policies(o).retention->resolve(*m.model, o));
   EXPECT_EQ(o.protect_init, 0u);
 }

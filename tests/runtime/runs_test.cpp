@@ -1,6 +1,6 @@
-// Heads that hold different numbers of entries: by what each is given to keep, or because their layer sees
-// its last tokens alone. What they keep is simulated from their scores; the logits are those of a reference
-// in double precision.
+// Tests heads that hold different numbers of entries, because they keep different numbers or because their
+// layer has a window. The kept entries are simulated from their scores; the logits are compared with a
+// reference in double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace thimble::test {
 namespace {
 
 constexpr uint32_t kChunk = 40, kLocal = 20;
-// One head keeps much more than the others; 150 on average.
+// One head keeps many more entries than the others; the average is 150.
 const std::vector<uint32_t> kKeeps = {24, 24, 500, 52};
 
 const SeededModel& model() {
@@ -41,7 +41,7 @@ SessionOptions selecting(SessionOptions o, Selection selection) {
   } else if (selection == Selection::kQuest) {
     o.select_k = 32;
     o.select_page = 8;
-    o.dense_layers = 1;  // the layers share a list: one that chooses can be followed
+    o.dense_layers = 1;  // the layers share a list, so the choice of one layer can be followed
   }
   return o;
 }
@@ -49,10 +49,11 @@ constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Ret
                                      Retention::kKeyDiff};
 constexpr Selection kSelections[] = {Selection::kDense, Selection::kTokenSelect, Selection::kQuest};
 
-// Position and score of what a head might keep.
+// Positions and scores of the entries that a head might keep.
 using Scored = std::vector<std::pair<int32_t, float>>;
 
-// The first and last that are protected, then the best of the others, ties to the later.
+// The protected first and last entries, then the entries with the best scores; among equal scores, the later
+// entry.
 std::vector<int32_t> keep_best(const Scored& entries, uint32_t keep, uint32_t first, uint32_t last) {
   keep = std::min<uint32_t>(keep, static_cast<uint32_t>(entries.size()));
   last = std::min(last, keep);
@@ -71,8 +72,8 @@ std::vector<int32_t> keep_best(const Scored& entries, uint32_t keep, uint32_t fi
 
 // ---- what each head keeps ----
 
-// One session whose eviction is simulated. One layer, so that the chunk buffer and the pool show its scores;
-// no local tokens, so that a call reads one chunk.
+// A session whose eviction is simulated. It has one layer, so that the chunk buffer and the pool show its
+// scores, and no local tokens, so that a call reads one chunk.
 class Simulated {
  public:
   Simulated(Retention retention, uint32_t protect_init)
@@ -80,7 +81,7 @@ class Simulated {
         options_(options(retention, protect_init)),
         w_(m_.model, options_) {
     w_.device->before_submit = [this](const Program&, const StepParams& step, std::span<const HeadState>) {
-      if (step.n_rows) return;  // else it is an eviction: what was generated since has its scores now
+      if (step.n_rows) return;  // else this is an eviction, before which generated tokens get their scores
       for (uint32_t head = 0; head < 4; ++head) {
         const auto scores = w_.scores(0, head);
         for (const auto& [position, score] : held_[head])  // written once
@@ -109,7 +110,7 @@ class Simulated {
     evict(last);
     compare(0);
   }
-  // Generates up to and past an eviction.
+  // Generates tokens until after an eviction.
   void generate(uint32_t tokens) {
     for (uint32_t i = 0; i < tokens; ++i) {
       const uint64_t evictions = must(w_->stats()).evictions;
@@ -138,7 +139,7 @@ class Simulated {
       });
     }
   }
-  // `more`: tokens behind what an eviction left.
+  // `more`: the number of tokens after the entries that an eviction left.
   void compare(uint32_t more) {
     const Kept now = kept(*w_);
     for (uint32_t head = 0; head < 4; ++head) {
@@ -164,10 +165,11 @@ class Simulated {
 TEST(UnequalRuns, EveryHeadKeepsTheBestOfItsOwn) {
   const std::vector<int32_t> text = seeded_tokens(15 * kChunk + 31);
   for (const Retention retention : {Retention::kWindow, Retention::kRandom, Retention::kLocret})
-    for (const uint32_t protect_init : {0u, 30u}) {  // 30: more than the shortest heads keep
+    for (const uint32_t protect_init : {0u, 30u}) {  // 30 is more than the shortest heads keep
       SCOPED_TRACE(std::string(policy_name(retention)) + ", first " + std::to_string(protect_init));
       Simulated s(retention, protect_init);
-      s.read(std::span(text).first(kChunk + 1), kChunk, false);  // a chunk is read when more than it waits
+      // A chunk is read when more tokens than a chunk wait
+      s.read(std::span(text).first(kChunk + 1), kChunk, false);
       for (size_t at = kChunk + 1; at + kChunk < text.size(); at += kChunk)
         s.read(std::span(text).subspan(at, kChunk), kChunk, false);
       if (::testing::Test::HasFatalFailure()) return;
@@ -192,9 +194,9 @@ TEST(UnequalRuns, AnswerAsTheReferenceDoes) {
       SCOPED_TRACE(std::string(policy_name(retention)) + " and " + policy_name(selection));
       Followed f(model().model, selecting(retaining(retention), selection));
       f.read(text);
-      for (int32_t i = 0; i < 60; ++i) f.accept(i);  // past an eviction
+      for (int32_t i = 0; i < 60; ++i) f.accept(i);  // until after an eviction
       f.read(turn);
-      f.rewind(must(f->stats()).position - 10);  // the local tokens stay as long as nothing else comes
+      f.rewind(must(f->stats()).position - 10);  // the local tokens stay until more tokens come
       f.read(std::span(turn).last(3));
       f.accept(5);
       EXPECT_GT(must(f->kept_count(1, 0)), 300u);
@@ -202,7 +204,7 @@ TEST(UnequalRuns, AnswerAsTheReferenceDoes) {
     }
 }
 
-// Short runs fill up first; then all are evicted from, as far as they hold more than they keep.
+// Short runs fill up first. Then all runs are evicted from, if they hold more than they keep.
 TEST(UnequalRuns, MakeRoomWhereAnyIsFull) {
   for (const Retention retention : kRetentions) {
     SCOPED_TRACE(policy_name(retention));
@@ -253,7 +255,7 @@ TEST(UnequalRuns, EqualDenseAttentionWhereEachCoversTheText) {
   }
 }
 
-// The plan counts what each head takes: its keys and values, position and score.
+// The plan counts the memory of each head: its keys and values, positions and scores.
 TEST(UnequalRuns, ArePlannedByTheHead) {
   SessionOptions o = retaining(Retention::kWindow);
   const MemoryPlan plan = must(make_plan(*model().model, *cpu(), o));
@@ -264,7 +266,7 @@ TEST(UnequalRuns, ArePlannedByTheHead) {
   EXPECT_NEAR(double(more.pool - plan.pool), 4000 * (2 * 8 * 2 + 4 + 4), 4 * 64);  // arrays are aligned
 }
 
-// A retainer's file may say what of the pools each head is worth.
+// A retainer's file may set each head's share of the pools.
 TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
   const auto keeps = [](std::vector<float> shares, uint32_t pool, Positions positions = Positions::kList) {
     const SeededModel m = seeded_model({.shares = std::move(shares)});
@@ -275,7 +277,7 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
     for (const HeadRun& run : plan.dimensions.last_runs()) all.push_back(run.keep);
     return all;
   };
-  // 64 each, and of what is left of 4 * 300 to each by what its share is above 64 / 300.
+  // Each head gets 64 entries. The rest of 4 * 300 is divided by each head's share above 64 / 300.
   EXPECT_EQ(keeps({1, 1, 1, 1}, 300), (std::vector<uint32_t>{300, 300, 300, 300}));
   EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 300), (std::vector<uint32_t>{64, 64, 4 * 300 - 3 * 64, 64}));
   EXPECT_EQ(keeps({0.1f, 2, 1, 0.9f}, 40), (std::vector<uint32_t>{40, 40, 40, 40}));  // less than 64
@@ -284,11 +286,12 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
     EXPECT_EQ(uneven[0] + uneven[1] + uneven[2] + uneven[3], 4 * pool);
     EXPECT_TRUE(uneven[2] >= uneven[1] && uneven[1] >= uneven[0] && uneven[0] >= uneven[3]) << pool;
   }
-  // Of 4096 trained positions a chunk leaves 3072, and the other heads share the rest.
+  // A chunk leaves 3072 of the 4096 trained positions, and the other heads share the rest.
   EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000), (std::vector<uint32_t>{310, 309, 3072, 309}));
   EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 2000), (std::vector<uint32_t>{1407, 2823, 3072, 698}));
   EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 3100), (std::vector<uint32_t>(4, 3100)));
-  EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000, Positions::kOriginal),  // the text's, however many are kept
+  // Positions of the text, regardless of the number of kept entries
+  EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000, Positions::kOriginal),
             (std::vector<uint32_t>{64, 64, 4 * 1000 - 3 * 64, 64}));
 }
 
@@ -311,7 +314,7 @@ TEST(UnequalRuns, AreRefusedWhereTheyContradictWhatIsAsked) {
 
 constexpr uint32_t kWindow = 24;
 
-const SeededModel& windowed() {  // layer 0 and 2
+const SeededModel& windowed() {  // layers 0 and 2 have a window
   static const SeededModel m = seeded_model({.layers = 4, .window = kWindow});
   return m;
 }
@@ -346,7 +349,7 @@ TEST(WindowedLayers, AnswerAsTheReferenceDoesWhateverTheChunk) {
       Followed f(windowed().model, o);
       f.read(text);
       const uint64_t evictions = must(f->stats()).evictions;
-      for (int32_t i = 0; i < 75; ++i) f.accept(i % 64);  // 70 fit
+      for (int32_t i = 0; i < 75; ++i) f.accept(i % 64);  // 70 tokens fit
       EXPECT_GT(must(f->stats()).evictions, evictions);
       f.read(turn);
       f.accept(5);
@@ -361,7 +364,8 @@ TEST(WindowedLayers, KeepTheirLastTokens) {
     SessionOptions o = policy;
     const auto session = open_session(windowed().model, o);
     read(*session, seeded_tokens(200));
-    const bool none = o.retention == Retention::kNone;  // no local tokens stay out of the eviction
+    // There are no local tokens that an eviction leaves out
+    const bool none = o.retention == Retention::kNone;
     const Kept sets = kept(*session);
     for (const uint32_t layer : {0u, 2u})
       for (const auto& head : sets[layer]) {
@@ -397,7 +401,7 @@ TEST(WindowedLayers, ThatCoverTheTextAreDense) {
   expect_close(accept(*one, 3), accept(*other, 3));
 }
 
-// A pool need not have room for the text where a layer sees its last tokens alone.
+// If a layer has a window, its pool need not have room for the text.
 TEST(WindowedLayers, TakeOnlyWhatTheySee) {
   const SeededModel all = seeded_model({.layers = 1, .window = kWindow});
   SessionOptions o{.pool = 4000, .chunk = 64, .max_new = 40};

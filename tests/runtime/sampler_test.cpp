@@ -9,7 +9,7 @@
 #include <numeric>
 
 namespace {
-uint64_t allocated = 0;  // bytes that operator new has given, ever
+uint64_t allocated = 0;  // total bytes that operator new has returned
 }
 
 void* operator new(size_t size) {
@@ -52,8 +52,9 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// Draws often and compares each token's count with a binomial distribution. Five standard deviations: a right
-// sampler fails with probability 6e-7 a token for a random seed, and the seed is fixed.
+// Draws many tokens and compares each token's count with a binomial distribution. The tolerance is five
+// standard deviations: a correct sampler fails with probability 6e-7 per token for a random seed, and the
+// seed is fixed.
 void expect_distribution(Sampler sampler, const std::vector<float>& logits, const std::vector<double>& p) {
   constexpr int kDraws = 100'000;
   std::vector<int> counts(p.size());
@@ -86,8 +87,8 @@ TEST(Sampler, TopKKeepsTheMostLikely) {
 }
 
 TEST(Sampler, TopPKeepsTheFewestThatReachTheShare) {
-  // Sorted probabilities of kLogits: 0.410 0.249 0.151 0.092 0.056 0.020...: 0.6 is passed by the second, 0.8
-  // by the third.
+  // The sorted probabilities of kLogits are 0.410 0.249 0.151 0.092 0.056 0.020...: the second exceeds 0.6,
+  // the third 0.8.
   SamplerOptions o = plain(1);
   o.top_p = 0.6f;
   expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1, 3}));
@@ -104,7 +105,8 @@ TEST(Sampler, MinPDropsWhatIsFarBelowTheBest) {
 }
 
 TEST(Sampler, FiltersBeforeItAppliesTheTemperature) {
-  // At temperature 10 the filters alone would keep more: they must see the plain probabilities.
+  // At temperature 10, the filters would keep more tokens, so they must use the probabilities without
+  // temperature.
   SamplerOptions o = plain(10);
   o.min_p = 0.3f;
   expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 10), {1, 3, 5}));
@@ -114,7 +116,8 @@ TEST(Sampler, FiltersBeforeItAppliesTheTemperature) {
 }
 
 TEST(Sampler, TopPSeesWhatTopKLeft) {
-  // Of the best two, 1 has 0.62: a share of 0.6 needs it alone, though over all six it would need two.
+  // Of the best two, token 1 has 0.62. So top-p 0.6 keeps only this token, although over all six tokens it
+  // would keep two.
   SamplerOptions o = plain(1);
   o.top_k = 2;
   o.top_p = 0.6f;
@@ -155,7 +158,7 @@ TEST(Sampler, PenaltyWeakensRecentTokensOnceEach) {
   o.repeat_last = 3;
   Sampler s = make(6, o);
   for (int token : {3, 1, 2, 1}) s.accept(token, 0);  // 3 is no longer among the last three
-  // Positive logits are halved, negative ones doubled, token 1 once although it came twice.
+  // Positive logits are halved and negative ones doubled; token 1 is penalised once, although it came twice.
   expect_distribution(s, kLogits, softmax({0.5f, 1.0f, -2.0f, 1.5f, 0.0f, 1.0f}, 1));
   s.reset();
   expect_distribution(s, kLogits, softmax(kLogits, 1));
@@ -180,7 +183,7 @@ TEST(Sampler, HistoryFollowsANewLengthAndItsRingTurns) {
   ASSERT_TRUE(s.set(o).ok());
   s.accept(1, 0);
   for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) s.accept(2, 0);
-  EXPECT_EQ(s.sample(kLogits.data()), 3);  // 1 is just remembered, with 3 forgotten
+  EXPECT_EQ(s.sample(kLogits.data()), 3);  // 1 is still remembered, 3 is forgotten
   s.accept(2, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 1);
 }
@@ -194,7 +197,7 @@ TEST(Sampler, IgnoresTokensOutsideItsVocabulary) {
 
 TEST(Sampler, DrawsTheSameOnEveryPlatformForASeed) {
   // SplitMix64 of seed 0 begins with e220a8397b1dcdaf, 6e789e6aa1b965f4, 06c45d188009454f, f88bb8a8724c81ec
-  // (published test vector), so these are the first draws of 16 equal tokens: the upper four bits.
+  // (published test vector). So the first draws of 16 equal tokens are the upper four bits of these.
   Sampler s = make(16, plain(1));
   const std::vector<float> equal(16, 0);
   for (int32_t expected : {0xe, 0x6, 0x0, 0xf}) EXPECT_EQ(s.sample(equal.data()), expected);
@@ -217,7 +220,7 @@ TEST(Sampler, ACopyGoesOnFromTheSameState) {
   }
 }
 
-// As far back as it was told, whatever came in between; positions may have gaps, where a prompt was read.
+// The sampler can go back to any position that it was told of. Positions may have gaps, from prompts.
 TEST(Sampler, GoesBackToTheHistoryAndTheRandomNumbersOfAPosition) {
   SamplerOptions o = plain(1);
   o.repeat_penalty = 2;

@@ -1,4 +1,4 @@
-// The value that says where a sequence stands: as a whole it is emptied, taken back, copied and compared.
+// Tests the state of a sequence: it is emptied, taken back, copied and compared as a whole.
 #include "runtime/sequence_state.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace thimble::test {
 namespace {
 
-// A sequence of 9 tokens, of which 6 are read, in two heads.
+// A sequence of 9 tokens in two heads, of which 6 tokens are read.
 SequenceState some_state() {
   SequenceState s(2, Sampler(16, 8));
   must(s.sampler.set({.temperature = 0.5f, .seed = 7}));
@@ -56,7 +56,7 @@ TEST(SequenceState, RewindForgetsTheTokensFromAPositionOn) {
   EXPECT_EQ(s.sampler.saved().accepted[0].position, 4u);
 }
 
-// Copies are equal until one of them changes, in whichever field.
+// Copies are equal until any field of one of them changes.
 TEST(SequenceState, ComparesEveryField) {
   const std::function<void(SequenceState&)> changes[] = {
       [](SequenceState& s) { ++s.read; },
@@ -79,7 +79,7 @@ TEST(SequenceState, ComparesEveryField) {
   }
 }
 
-// Between two sessions: a clone's state is its original's, and a restored one's is the saved one's.
+// A clone's state equals its original's, and a restored session's state equals the saved one's.
 TEST(SequenceState, ClonesAndRestoredSessionsHaveIt) {
   const SeededModel m = seeded_model();
   for_policies(m, [&](const SessionOptions& o) {
@@ -91,7 +91,7 @@ TEST(SequenceState, ClonesAndRestoredSessionsHaveIt) {
     EXPECT_EQ(must(session->clone())->state(), session->state());
     restore(*restored, save(*session));
     SequenceState expected = session->state();
-    expected.attended = Attended::kUnknown;  // a file does not say it
+    expected.attended = Attended::kUnknown;  // a file does not store it
     EXPECT_EQ(restored->state(), expected);
   });
 }

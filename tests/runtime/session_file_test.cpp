@@ -1,6 +1,6 @@
-// Saved sessions: a restored one goes on as the saved one would have, bit for bit; what does not fit is
-// refused by name, what is damaged leaves the session as it was, and a process that is killed leaves a whole
-// file.
+// Tests saved sessions: a restored session continues exactly like the saved one, bit for bit. Files that do
+// not fit are refused by name, damaged files leave the session as it was, and killing the process leaves a
+// complete file.
 #include "runtime/session_file.h"
 
 #include <gtest/gtest.h>
@@ -28,8 +28,8 @@
 namespace thimble::test {
 namespace {
 
-// Where sessions are saved: while tokens wait; behind a prompt; in an answer, whose last tokens have no
-// scores yet; in a second turn; and where a pool is full, so that an eviction comes before anything else.
+// The moments at which sessions are saved: while tokens wait; after a prompt; in an answer whose last tokens
+// have no scores yet; in a second turn; and when a pool is full, so that the next thing is an eviction.
 const std::function<void(Session&)> kMoments[] = {
     [](Session& s) {
       must(s.set_sampler(kWarm));
@@ -49,7 +49,7 @@ const std::function<void(Session&)> kMoments[] = {
     },
 };
 
-// At every moment a restored session goes on as one that was never saved.
+// At every moment, a restored session continues like one that was never saved.
 void expect_to_go_on(const SeededModel& m, const SessionOptions& options) {
   const auto saver = open_session(m.model, options);
   for (size_t moment = 0; moment < std::size(kMoments); ++moment) {
@@ -58,14 +58,14 @@ void expect_to_go_on(const SeededModel& m, const SessionOptions& options) {
     const SessionBytes bytes = save(*saver);
     const auto unbroken = open_session(m.model, options), restored = open_session(m.model, options);
     for (size_t i = 0; i <= moment; ++i) kMoments[i](*unbroken);
-    read(*restored, seeded_tokens(77, 64, 14));  // which is forgotten
+    read(*restored, seeded_tokens(77, 64, 14));  // restoring discards this
     restore(*restored, bytes);
     ASSERT_EQ(save(*restored), bytes);
     ASSERT_EQ(kept(*restored), kept(*unbroken));
     const Outcome expected = go_on(*unbroken);
     ASSERT_EQ(go_on(*restored), expected);
   }
-  // And the one that was saved each time is none the worse for it.
+  // Saving does not change the session that was saved each time.
   const auto unbroken = open_session(m.model, options);
   for (const auto& moment : kMoments) moment(*unbroken);
   ASSERT_EQ(go_on(*saver), go_on(*unbroken));
@@ -102,7 +102,8 @@ TEST(SessionFile, GoesOnAtOriginalPositionsAndWithALayersVote) {
   expect_to_go_on(m, o);
 }
 
-// What was interrupted ends as with any other call, and then is saved; the restored session goes on likewise.
+// An interrupted call is finished before the session is saved, as before any other call. The restored session
+// continues in the same way.
 TEST(SessionFile, SavesBehindAnInterrupt) {
   const SeededModel m = seeded_model();
   const SessionOptions o = retaining(m, Retention::kLocret);
@@ -111,7 +112,7 @@ TEST(SessionFile, SavesBehindAnInterrupt) {
   EXPECT_EQ(session->feed(seeded_tokens(150)).code(), Code::kInterrupted);
   session->set_progress({});
   SessionBytes bytes;
-  for (;;) {  // the interrupt may meet the chunk that is finished first
+  for (;;) {  // the interrupt may stop the chunk that is finished first
     bytes.clear();
     const Status status = session->save(
         [&](const void* data, size_t size) {
@@ -161,8 +162,8 @@ TEST(SessionFile, HoldsEntriesThatAreHeldAndNoMore) {
   const size_t flushed = save(*session).size();
   must(session->feed(seeded_tokens(1032)));
   const size_t many = save(*session).size();
-  // K and V of 8 channels of 2 bytes and a position, in 2 layers of 2 heads; nothing is evicted, so no
-  // scores.
+  // K and V of 8 channels of 2 bytes, and a position, in 2 layers of 2 heads. Nothing is evicted, so there
+  // are no scores.
   constexpr size_t kEntry = (2 * 8 * 2 + 4) * 2 * 2;
   EXPECT_EQ(flushed, few + 18 * kEntry + 64 * sizeof(float) - 18 * sizeof(int32_t));
   EXPECT_LT(many, flushed + 1033 * kEntry + 64 * sizeof(int32_t));
@@ -249,7 +250,7 @@ TEST(SessionFile, NamesTheSettingThatDiffers) {
               std::string::npos)
         << refusal(*other, bytes);
   }
-  // Other heads, other models.
+  // Sessions with other heads or other models.
   SessionOptions o = base;
   o.retainer = seeded_model({.seed = 2}).retainer;
   EXPECT_NE(refusal(*open_session(m.model, o), bytes).find("saved with heads "), std::string::npos);
@@ -279,7 +280,7 @@ TEST(SessionFile, TakesSessionsOfOtherThreadsAndBudgets) {
   EXPECT_EQ(go_on(*other), go_on(*session));
 }
 
-// What tells attention lies beside the pool and is not saved.
+// The arrays that record attention are separate from the pool and are not saved.
 TEST(SessionFile, IsTheSameForASessionThatWatches) {
   const SeededModel m = seeded_model();
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
@@ -309,7 +310,7 @@ TEST(SessionFile, IsTheSameForASessionThatWatches) {
 
 // ---- damage ----
 
-// A session with every kind of state, and one like it that holds something else.
+// A session with every kind of state, and a similar session with other contents.
 struct Pair {
   SeededModel model = seeded_model();
   std::unique_ptr<Session> session, other;
@@ -371,8 +372,8 @@ TEST(SessionFile, RefusesAnyDamageAndGoesOnAsBefore) {
   EXPECT_EQ(go_on(*p.other), go_on(*p.session));
 }
 
-// With checksums that are right whatever is in the file, everything must be found by looking: the state is
-// refused, or it is one that a session can go on from.
+// If the checksums are valid for changed contents, the checks of the contents must find every error: the
+// state is refused, or a session can continue from it.
 TEST(SessionFile, TrustsNothingThatAChecksumVouchesFor) {
   for (const auto& [retention, selection] : {std::pair(Retention::kLocret, Selection::kTokenSelect),
                                              std::pair(Retention::kReread, Selection::kQuest),
@@ -386,7 +387,7 @@ TEST(SessionFile, TrustsNothingThatAChecksumVouchesFor) {
       const Status status = p.other->restore(lend(sign(changed)), "saved").status();
       if (status.ok()) {
         ++taken;
-        for (int i = 0; i < 3; ++i) {  // of logits that are not finite, the session says so
+        for (int i = 0; i < 3; ++i) {  // the session reports logits that are not finite
           const Code code = p.other->step().status().code();
           ASSERT_TRUE(code == Code::kOk || code == Code::kNotFinite || code == Code::kInvalidArgument ||
                       code == Code::kContextFull)
@@ -398,7 +399,7 @@ TEST(SessionFile, TrustsNothingThatAChecksumVouchesFor) {
         ASSERT_TRUE(status.code() == Code::kFormat || status.code() == Code::kMismatch) << status.message();
       }
     };
-    for (size_t at = 8; at + 4 <= kFixedHead; at += 4)  // behind the name of the format
+    for (size_t at = 8; at + 4 <= kFixedHead; at += 4)  // after the name of the format
       for (const uint32_t value : kValues) {
         SessionBytes changed = p.bytes;
         std::memcpy(&changed[at], &value, sizeof value);
@@ -411,18 +412,18 @@ TEST(SessionFile, TrustsNothingThatAChecksumVouchesFor) {
       std::memcpy(&changed[random() % words * 4], &value, sizeof value);
       try_one(changed);
     }
-    EXPECT_GT(taken, 100);  // keys and values may be anything
+    EXPECT_GT(taken, 100);  // keys and values may have any bits
     ASSERT_EQ(save(*p.other), before);
   }
 }
 
-// A step that uses a list again writes its last `local` entries anew: a list must have as many.
+// A step that reuses a list rewrites its last `local` entries, so a list must have that many.
 TEST(SessionFile, RefusesAListWithoutWhatAStepRenews) {
   const Pair p;
   SessionBytes forged = p.bytes;
   const SessionOptions& o = p.session->plan().options;
   const uint32_t chosen = o.select_init + o.select_k + o.select_local, none = 0;
-  // The last layer's lists end the body: of each head a count and room for as many entries.
+  // The body ends with the last layer's lists: a count, and room for that many entries, for each head.
   const size_t checksum = sizeof(uint64_t), list = (1 + chosen) * sizeof chosen;
   for (uint32_t head = 1; head <= p.model.model->shape.kv_heads; ++head) {
     std::byte* count = &forged[forged.size() - checksum - head * list];
@@ -456,24 +457,24 @@ TEST(SessionFile, SaysWhatIsWrong) {
   says(changed(kStream + 44, int32_t{-2}), "its logits cannot be");
   says(changed(kStream + 72, -1.0), "its statistics cannot be");
   says(changed(kStream + 136, -1.0f), "its sampler cannot be");
-  // The body: 155 entries of 16 bytes of keys, as many of values, then positions.
+  // The body has 155 entries of 16 bytes of keys, as many of values, then positions.
   const size_t positions = end + 8 + 155 * 32;
   says(changed(positions + 4 * 7, int32_t{6}), "its positions do not ascend");
   says(changed(positions + 4 * 154, int32_t{155}), "its positions do not ascend");
   says(changed(positions, int32_t{-1}), "its positions do not ascend");
   const size_t logits = end + 8 + 4 * 155 * 36;
   says(changed(logits + 8, NAN), "its logits are not finite");
-  // Behind them of each layer the gate, 32 floats of its query, and the lists.
+  // After them come, for each layer, the gate, 32 floats of its query, and the lists.
   const size_t list = logits + 64 * 4 + sizeof(GateState) + 32 * 4;
   uint32_t first = 0;
   std::memcpy(&first, &p.bytes[list], sizeof first);
-  ASSERT_EQ(first, 60u);  // 4 + 24 + 32 entries are attended to
+  ASSERT_EQ(first, 60u);  // a step attends to 4 + 24 + 32 entries
   says(changed(list, uint32_t{61}), "its selection leads out");
   says(changed(list + 4 * 60, uint32_t{155}), "its selection leads out");
   says(changed(list + 4 * 10, uint32_t{0}), "its selection leads out");
   SessionBytes token = p.bytes;
   const int32_t none = 64;
-  std::memcpy(&token[end - 4 - 4], &none, sizeof none);  // the last that was accepted, in front of the note
+  std::memcpy(&token[end - 4 - 4], &none, sizeof none);  // the last accepted token, before the note
   says(refusal(*p.other, sign(token), Code::kFormat), "not in the vocabulary");
 }
 
@@ -553,7 +554,7 @@ TEST_F(Files, StayAsTheyAreWhereTheDiskIsFull) {
   EXPECT_FALSE(std::filesystem::exists(file + ".part"));
   EXPECT_EQ(save_to(*p.other, path("no/such/folder")).code(), Code::kIo);
   EXPECT_EQ(save_to(*p.other, folder_).code(), Code::kIo);
-  EXPECT_EQ(save_to(*p.other, "/dev/null").code(), Code::kIo);  // which a rename would take away
+  EXPECT_EQ(save_to(*p.other, "/dev/null").code(), Code::kIo);  // a rename would replace it
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
@@ -572,8 +573,8 @@ class SessionFileOn : public ::testing::TestWithParam<std::string> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SessionFileOn);
 INSTANTIATE_TEST_SUITE_P(Device, SessionFileOn, ::testing::ValuesIn(device_names()), device_test_name);
 
-// Products of f16 are off by 2^-11 of each factor; of the logits, which sum what some products leave, that is
-// at most 2^-6 of the largest.
+// Products of f16 are off by 2^-11 of each factor. Logits sum the results of some products, so they are off
+// by at most 2^-6 of the largest.
 void expect_near(const std::vector<float>& got, const std::vector<float>& expected) {
   float largest = 0;
   for (const float logit : expected) largest = std::max(largest, std::abs(logit));
@@ -596,11 +597,11 @@ TEST_P(SessionFileOn, GoesOnOnTheCpuAndBack) {
       for (int32_t i = 0; i < 3; ++i) accept(*from, i);
       const SessionBytes bytes = save(*from, "note");
       restore(*to, bytes);
-      EXPECT_EQ(save(*to, "note"), bytes);  // every array found its place
+      EXPECT_EQ(save(*to, "note"), bytes);  // every array is at its place
       EXPECT_EQ(kept(*to), kept(*from));
       const auto from_logits = must(from->logits()), to_logits = must(to->logits());
       EXPECT_TRUE(std::equal(from_logits.begin(), from_logits.end(), to_logits.begin(), to_logits.end()));
-      if (selection == Selection::kQuest) continue;  // a page at the threshold may be exchanged
+      if (selection == Selection::kQuest) continue;  // a page at the threshold of selection may be exchanged
       expect_near(accept(*to, 9), accept(*from, 9));
     }
   }
