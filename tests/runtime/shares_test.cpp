@@ -1,6 +1,6 @@
-// Heads that share the pool as the retainer's file says: the pool is used up before anything is evicted, and
-// runs move as a text grows. What they answer is compared with dense attention, and with a reference in
-// double precision.
+// Tests heads that share the pool by the shares of the retainer's file. The whole pool is used before
+// anything is evicted, and runs move as a text grows. The logits are compared with dense attention, and with
+// a reference in double precision.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -17,7 +17,7 @@ const SeededModel& model() {
   static const SeededModel m = seeded_model({.shares = kShares});
   return m;
 }
-// Pools in which heads get more and less than each other: a head has at least 64 entries.
+// Pools in which heads get more or less than others; a head has at least 64 entries.
 constexpr uint32_t kPool = 150;
 SessionOptions sharing(const SeededModel& m, uint32_t pool = kPool) {
   SessionOptions o = retaining(m, Retention::kLocret);
@@ -37,7 +37,7 @@ uint64_t keep_together(const std::vector<HeadRun>& runs) {
 
 // ---- a pool as large as the text ----
 
-// A text, and tokens until the pool is full: the bits of all logits.
+// Reads a text and generates tokens until the pool is full. Returns the bits of all logits.
 std::vector<std::vector<float>> answers(Session& session, std::span<const int32_t> text, uint32_t tokens) {
   std::vector<std::vector<float>> all = {read(session, text)};
   for (uint32_t i = 0; i < tokens; ++i) all.push_back(accept(session, static_cast<int32_t>(i * 7 % 64)));
@@ -49,7 +49,7 @@ TEST(Shares, EqualDenseAttentionInAPoolAsLargeAsTheText) {
   for (const char* kind : {"", "linear", "mlp", "sink"}) {
     const SeededModel m = seeded_model({.kind = kind, .shares = kShares});
     for_policies(m, [&](SessionOptions o) {
-      // What a selection chooses is for other tests; and kinds differ in locret's retention alone.
+      // Other tests cover selections. The kinds of retainers differ only with the retention locret.
       if (o.selection != Selection::kDense || (*kind && o.retention != Retention::kLocret)) return;
       SCOPED_TRACE(kind);
       for (const uint32_t length : {30u, 64u, 200u}) {
@@ -64,7 +64,7 @@ TEST(Shares, EqualDenseAttentionInAPoolAsLargeAsTheText) {
   }
 }
 
-// KeyDiff has no scores of its own to share by, and takes the shares of a file of heads.
+// KeyDiff has no trained scores to derive shares from, and uses the shares of a heads file.
 TEST(Shares, AreTakenByKeyDiffAndMix) {
   SessionOptions o = sharing(model());
   const auto trained = open_session(model().model, o);
@@ -110,7 +110,8 @@ TEST(Shares, EvictNothingBeforeThePoolIsFull) {
 TEST(Shares, AreGivenAsFarAsATextCanUseThem) {
   const auto plan = [](SessionOptions o) { return must(make_plan(*model().model, *cpu(), o)).dimensions; };
   const Dimensions d = plan(sharing(model(), 300));
-  ASSERT_EQ(d.divisions.size(), 3u);  // of 300, 600 and 1,200 tokens: 2.9 times 300 entries are 870
+  // Divisions for 300, 600 and 1,200 tokens: 2.9 times 300 entries are 870
+  ASSERT_EQ(d.divisions.size(), 3u);
   for (const Division& division : d.divisions) {
     EXPECT_EQ(keep_together(division.runs), 4u * 300);
     for (const HeadRun& run : division.runs) EXPECT_LE(run.keep, division.text);
@@ -119,11 +120,11 @@ TEST(Shares, AreGivenAsFarAsATextCanUseThem) {
   EXPECT_GT(d.divisions[1].runs[3].keep, d.divisions[2].runs[3].keep);
 
   SessionOptions o = sharing(model(), 300);
-  o.context = 500;  // what a head cannot use of it goes to the others
+  o.context = 500;  // the part that a head cannot use goes to the others
   const Dimensions bounded = plan(o);
   EXPECT_EQ(bounded.last_runs()[2].keep, 500u);
   EXPECT_EQ(keep_together(bounded.last_runs()), 4u * 300);
-  o.context = 250;  // then no head is short of anything
+  o.context = 250;  // then every head has room for all entries
   EXPECT_FALSE(plan(o).moves);
   for (const HeadRun& run : plan(o).runs) EXPECT_EQ(run.keep, 300u);
 }
@@ -140,8 +141,8 @@ TEST(Shares, AnswerAsTheReferenceDoesWhileRunsMove) {
           std::pair(Selection::kTokenSelect, true), std::pair(Selection::kQuest, false)}) {
       SCOPED_TRACE(policy_name(selection));
       SessionOptions o = selecting(sharing(m, 200), selection, while_reading);
-      if (while_reading) o.select_k = 8, o.select_local = 16;  // a view shorter than what a head holds
-      o.watch = true;                                          // then layers share no list
+      if (while_reading) o.select_k = 8, o.select_local = 16;  // a view that is shorter than a head's entries
+      o.watch = true;                                          // then layers do not share a list
       Followed f(m.model, o);
       f.read(seeded_tokens(120));
       for (uint32_t turn = 0; turn < 4; ++turn) {
@@ -155,19 +156,20 @@ TEST(Shares, AnswerAsTheReferenceDoesWhileRunsMove) {
   }
 }
 
-// No chunk comes between, which would make anew what a selection knows of the entries.
+// No chunk is read in between, which would recompute what a selection knows about the entries.
 TEST(Shares, MoveWhileTokensAreGenerated) {
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
     SCOPED_TRACE(policy_name(selection));
     Followed f(model().model, selecting(sharing(model()), selection, false));
-    f.read(seeded_tokens(155));  // 150 and local ones
+    f.read(seeded_tokens(155));  // 150 and the local tokens
     EXPECT_EQ(f->state().division, 0u);
     for (int32_t i = 0; i < 220; ++i) f.accept(i % 64);
     EXPECT_EQ(f->state().division, 2u);
   }
 }
 
-// In every division: what is saved and restored, cloned, or read after a reset goes on the same way.
+// In every division, a session that is saved and restored, cloned, or read again after a reset continues in
+// the same way.
 TEST(Shares, AreSavedAndClonedWhereverATextStands) {
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
     SCOPED_TRACE(policy_name(selection));
@@ -178,7 +180,7 @@ TEST(Shares, AreSavedAndClonedWhereverATextStands) {
       must(session->reset());
       must(session->feed(seeded_tokens(length)));
       must(session->step());
-      must(session->feed(seeded_tokens(5, 64, 7)));  // which wait
+      must(session->feed(seeded_tokens(5, 64, 7)));  // these tokens wait
       const auto twin = must(session->clone());
       restore(*other, save(*session));
       EXPECT_EQ(other->state().division, session->state().division);
@@ -189,7 +191,7 @@ TEST(Shares, AreSavedAndClonedWhereverATextStands) {
   }
 }
 
-// A smaller pool is divided as the text so far allows, and stays so.
+// A smaller pool is divided by the length of the text so far, and keeps this division.
 TEST(Shares, ShrinkWhereverATextStands) {
   for (const uint32_t length : {120u, 250u, 700u}) {
     const auto session = open_session(model().model, sharing(model()));

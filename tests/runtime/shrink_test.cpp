@@ -1,5 +1,5 @@
-// A pool that is made smaller: what it then holds, what memory goes back, and that the session is one that
-// was made with that pool.
+// Tests a pool that is made smaller: the entries that it holds, the memory that is returned, and that the
+// session equals one created with that pool.
 #include <gtest/gtest.h>
 
 #include "base/system.h"
@@ -20,7 +20,7 @@ TEST(Shrink, LeavesASessionAsOneMadeWithTheSmallerPool) {
       must(session->set_sampler(kWarm));
       must(session->feed(seeded_tokens(150)));
       for (int i = 0; i < 9; ++i) must(session->step());
-      must(session->feed(seeded_tokens(9, 64, 12)));  // which wait
+      must(session->feed(seeded_tokens(9, 64, 12)));  // these tokens wait
       must(session->shrink(kSmaller));
       EXPECT_EQ(session->plan().options.pool, kSmaller);
       EXPECT_EQ(must(session->stats()).waiting, 9u);
@@ -57,7 +57,7 @@ TEST(Shrink, DividesASmallerPoolByTheSharesOfHeads) {
   EXPECT_EQ(go_on(*made), go_on(*session));
 }
 
-// The memory of three quarters of the entries goes back, but for parts of pages at both ends.
+// The memory of three quarters of the entries is returned, except parts of pages at both ends.
 TEST(Shrink, GivesBackTheMemoryBehindEveryRun) {
   const SeededModel m = seeded_model({.head_dim = 64, .context_length = 1 << 20});
   SessionOptions o = retaining(m, Retention::kWindow);
@@ -66,19 +66,19 @@ TEST(Shrink, GivesBackTheMemoryBehindEveryRun) {
   const MemoryPlan before = session->plan();
   const uint64_t allocated = session->allocated();
   read(*session, seeded_tokens(3000));
-  // All pages are there, as they are once a text has passed through.
+  // Uses all pages, as after a long text.
   const auto twin = must(session->clone());
   [[maybe_unused]] const uint64_t resident = resident_anonymous_bytes();
   const uint64_t freed = must(twin->shrink(16 << 10));
-  // Of 4 heads: K and V of 64 halves, a position, a score; in each array less than a page at either end is
-  // lost.
+  // 4 heads have K and V of 64 halves, a position and a score per entry. In each array, less than a page at
+  // each end is not returned.
   constexpr uint64_t kBehind = uint64_t{4} * (48 << 10) * (2 * 64 * 2 + 4 + 4), kLost = 4 * 4 * 2 * 4096;
   EXPECT_LE(freed, kBehind);
   EXPECT_GT(freed + kLost, kBehind);
   EXPECT_EQ(twin->plan().pool, before.pool - freed);
   EXPECT_EQ(twin->plan().total, before.total - freed);
   EXPECT_EQ(session->plan().pool, before.pool);
-  EXPECT_EQ(twin->allocated(), session->allocated());  // of both together
+  EXPECT_EQ(twin->allocated(), session->allocated());  // allocated() counts both together
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_GT(resident - resident_anonymous_bytes(), freed / 4 * 3);
 #endif
@@ -88,7 +88,7 @@ TEST(Shrink, GivesBackTheMemoryBehindEveryRun) {
   EXPECT_EQ(go_on(*third), go_on(*twin));
 }
 
-// Its pool has the holes that the other's has, in which no huge page may come to lie.
+// A clone's pool has the same holes as its original's, and no huge page may cover them.
 TEST(Shrink, AClonesPoolTakesNoMoreThanItCounts) {
   const SeededModel m = seeded_model({.head_dim = 64, .context_length = 1 << 20});
   SessionOptions o = retaining(m, Retention::kWindow);
@@ -99,8 +99,8 @@ TEST(Shrink, AClonesPoolTakesNoMoreThanItCounts) {
   [[maybe_unused]] const uint64_t resident = resident_anonymous_bytes();
   const auto twin = must(session->clone());
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-  // Beside its pool of 1.2 MiB the twin touches a little of its other memory. Huge pages at the starts of
-  // 4 heads' K and V would take 16 MiB.
+  // In addition to its pool of 1.2 MiB, the twin touches a little of its other memory. Huge pages at the
+  // starts of 4 heads' K and V would take 16 MiB.
   EXPECT_LT(resident_anonymous_bytes() - resident, twin->plan().pool + (4 << 20));
 #endif
   EXPECT_EQ(go_on(*twin), go_on(*session));
@@ -147,7 +147,7 @@ TEST(Shrink, RefusesWhatItCannotAndChangesNothing) {
   by_head.keeps = {70, 60, 50, 100};
   expect_refusal(*open_session(m.model, by_head), 50, Code::kUnsupported, "a pool for each head");
 
-  // A device whose buffers go back whole: as cards are.
+  // A device that can only return whole buffers, as GPUs do.
   Watched other(m.model, retaining(m, Retention::kWindow));
   read(*other, seeded_tokens(150));
   expect_refusal(*other, 40, Code::kUnsupported, "gives memory back only when a session is freed");

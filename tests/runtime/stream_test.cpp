@@ -1,5 +1,5 @@
-// The stream of a session: however it is cut, interrupted, rewound, cloned or reset, the same tokens give the
-// same bits.
+// Tests the stream of a session: the same tokens give the same bits, regardless of how calls divide,
+// interrupt, rewind, clone or reset it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,16 +32,16 @@ struct Policy {
     return open_session(on, options, device);
   }
   bool windowed() const { return on->layers[0].window != 0; }
-  // That evict nothing while so many tokens are generated.
+  // Options with which nothing is evicted while `tokens` tokens are generated.
   SessionOptions with_room(uint32_t tokens) const {
     SessionOptions o = options;
     o.max_new = tokens;
-    if (o.retention == Retention::kAdore) o.pool = 400;  // a full pool releases one with every token
+    if (o.retention == Retention::kAdore) o.pool = 400;  // a full pool releases an entry with every token
     return o;
   }
 };
 
-// Every policy in a pool that must evict, where it does; pools are 60 or 100, texts are longer.
+// Every policy, in a pool that must evict if the policy evicts. Pools are 60 or 100, and texts are longer.
 std::vector<Policy> policies(const Seeded& seeded = {}) {
   const SeededModel m = seeded_model(seeded);
   Seeded with_windows = seeded;
@@ -92,14 +92,14 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   }
   SessionOptions unequal = both;
   unequal.keeps = {20, 40, 150, 30};
-  // Runs that move while a text is read; in a model that is the same but for its retainer's file.
+  // Runs that move while a text is read, in a model that differs only in its retainer's file.
   Seeded with_shares = seeded;
   with_shares.shares = {0.3f, 2.4f, 0.9f, 0.4f};
   const SeededModel sharing = seeded_model(with_shares);
   SessionOptions shares = locret, shares_and_both = both, shares_and_quest = locret;
   for (SessionOptions* o : {&shares, &shares_and_both, &shares_and_quest}) {
     o->retainer = sharing.retainer;
-    o->pool = 100;  // of which a head has at least 64
+    o->pool = 100;  // a head has at least 64 of it
   }
   shares_and_quest.selection = Selection::kQuest;
   shares_and_quest.select_k = 32;
@@ -130,7 +130,7 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"windowed layers, locret and tokenselect", windows_and_both, windowed.model}};
 }
 
-// All that can be seen of a session's state.
+// The visible state of a session.
 struct State {
   std::vector<float> logits;
   Kept positions;
@@ -147,8 +147,8 @@ State state(Session& session) {
   return s;
 }
 
-// Repeats a call while it is interrupted; each time it must come further, and no call here has a thousand
-// segments or parts of them.
+// Repeats a call while it is interrupted. It must progress each time, and no call here has a thousand
+// segments or parts of segments.
 template <typename Call>
 void finish(const Call& call, uint64_t* interrupts = nullptr) {
   for (int i = 0; i < 1000; ++i) {
@@ -160,8 +160,8 @@ void finish(const Call& call, uint64_t* interrupts = nullptr) {
   throw std::runtime_error("a call that is interrupted again and again makes no progress");
 }
 
-// A session's whole life: a prompt, an answer, a score, another turn, and tokens until the pool has
-// overflowed. Gives all that came out of it.
+// A whole use of a session: a prompt, an answer, a score, another turn, and tokens until the pool has
+// overflowed. Stores all results.
 struct Life {
   std::vector<int32_t> answer;
   std::vector<float> log_probs;
@@ -222,7 +222,7 @@ TEST(Stream, GivesTheSameBitsHoweverItIsCut) {
 }
 
 TEST(Stream, RunsManyTurnsInsideItsPlan) {
-  for (const uint32_t max_new : {8u, 60u}) {  // an answer overflows its room, or just fits
+  for (const uint32_t max_new : {8u, 60u}) {  // an answer exceeds its room, or just fits
     const auto device = std::make_shared<SpyDevice>(cpu());
     const auto session = open_session(model().model,
                                       {.retainer = model().retainer,
@@ -265,14 +265,15 @@ TEST(Stream, ATurnThatFitsEvictsNothing) {
     read(*session, seeded_tokens(15));
     EXPECT_EQ(must(session->stats()).evicted, 0u);
   }
-  read(*session, seeded_tokens(15));  // 15 more pass the 60 + 64 entries of room
+  read(*session, seeded_tokens(15));  // 15 more exceed the 60 + 64 entries of room
   EXPECT_GT(must(session->stats()).evicted, 0u);
 }
 
-// Decoded tokens are evicted too, with the last ones protected; a full ring of them is scored before its room
-// is used up.
+// Decoded tokens are also evicted, while the last ones are protected. When the ring of decoded tokens is
+// full, they are scored before their room is used up.
 TEST(Stream, DecodesForEverInAFullPool) {
-  for (const uint32_t max_new : {10u, 150u}) {  // 10: local and it make up 64, or evictions would be too many
+  // 10: it is raised so that local and max_new are 64, or evictions would come too often
+  for (const uint32_t max_new : {10u, 150u}) {
     const auto session = open_session(model().model, {.retainer = model().retainer,
                                                       .retention = Retention::kLocret,
                                                       .pool = 60,
@@ -289,13 +290,13 @@ TEST(Stream, DecodesForEverInAFullPool) {
       ASSERT_LE(stats.entries, session->plan().capacity);
       if (stats.evictions == evictions) continue;
       evictions = stats.evictions;
-      ASSERT_EQ(stats.entries, 61u);  // the pool and the token that did not fit
+      ASSERT_EQ(stats.entries, 61u);  // the pool, and the token that did not fit
       for (const auto& layer : kept(*session))
         for (const auto& head : layer)
           for (uint32_t k = 0; k < 17; ++k)
             ASSERT_EQ(head[head.size() - 1 - k], static_cast<int32_t>(stats.position - 1 - k));
     }
-    const uint32_t room = std::max(15 + max_new, 64u);  // of which the prompt's local tokens take 15
+    const uint32_t room = std::max(15 + max_new, 64u);  // the prompt's local tokens take 15 of it
     EXPECT_EQ(evictions - prompt, 1 + (500 - (room - 15) - 1) / room);
   }
 }
@@ -373,7 +374,7 @@ TEST(Stream, ScoresAreTheLogSoftmaxOfEachStepsLogits) {
   for (Policy policy : policies()) {
     SCOPED_TRACE(policy.name);
     const bool selects = policy.options.selection != Selection::kDense;
-    // Without a selection a slice comes at once, and then evictions would fall elsewhere.
+    // Without a selection, a slice is read at once, and then evictions would happen at other positions.
     if (!selects) policy.options.max_new = 100;
     const auto scoring = policy.open(), stepping = policy.open();
     std::vector<float> log_probs(scored.size());
@@ -384,14 +385,14 @@ TEST(Stream, ScoresAreTheLogSoftmaxOfEachStepsLogits) {
       const double top = *std::max_element(logits.begin(), logits.end());
       double sum = 0;
       for (const float x : logits) sum += std::exp(x - top);
-      // As in reference_model.h: a chunk and a step may round a key or value to neighbouring halves.
+      // As in reference_model.h, a chunk and a step may round a key or value to adjacent halves.
       const double tolerance = 0x1p-9 * std::max(top, 1.0);
       ASSERT_NEAR(log_probs[i], logits[scored[i]] - top - std::log(sum), tolerance) << i;
       logits = accept(*stepping, scored[i]);
     }
     const State after = state(*scoring), expected = state(*stepping);
     if (selects) {
-      EXPECT_EQ(after, expected);  // it steps
+      EXPECT_EQ(after, expected);  // it runs in steps
     }
     for (size_t i = 0; i < after.logits.size(); ++i) EXPECT_NEAR(after.logits[i], logits[i], 0x1p-6) << i;
     EXPECT_EQ(after.position, 95u);
@@ -413,7 +414,7 @@ TEST(Stream, GeneratesTheSameTokensWithTheSameSeed) {
 
 // ---- numbers that are none ----
 
-// A token whose embedding is NaN makes every logit NaN, from it on.
+// A token whose embedding is NaN makes every logit NaN from this token on.
 TEST(NotFinite, IsSaidAndLeavesAWayBack) {
   constexpr int32_t kBad = 63;
   Seeded seeded;
@@ -423,7 +424,7 @@ TEST(NotFinite, IsSaidAndLeavesAWayBack) {
     };
     for (Policy& policy : policies(seeded)) {
       SCOPED_TRACE(policy.name);
-      policy.options = policy.with_room(100);  // no eviction on the way back
+      policy.options = policy.with_room(100);  // no eviction that would prevent the rewind
       const auto session = policy.open();
       const auto refused = [&](const Status& status) {
         EXPECT_EQ(status.code(), Code::kNotFinite) << status.message();
@@ -443,7 +444,7 @@ TEST(NotFinite, IsSaidAndLeavesAWayBack) {
       accept(*session, 3);
       EXPECT_EQ(state(*session), before);
 
-      refused(session->score(scored, log_probs));  // on its way
+      refused(session->score(scored, log_probs));  // while it scores
       must(session->rewind(80));
       accept(*session, 3);
       EXPECT_EQ(state(*session), before);
@@ -469,7 +470,7 @@ TEST(Interrupt, AtEverySubmitChangesNothing) {
     EXPECT_EQ(expected.interrupts, 0u);
 
     const auto session = policy.open(device);
-    for (uint64_t at = 0; at <= submits; ++at) {  // the last one stands for every submit
+    for (uint64_t at = 0; at <= submits; ++at) {  // the last case interrupts at every submit
       must(session->reset());
       device->submits = 0;
       device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
@@ -482,8 +483,8 @@ TEST(Interrupt, AtEverySubmitChangesNothing) {
   }
 }
 
-// Whoever looks after an interrupt finds whole chunks and tokens, and the call goes on as if nobody had
-// looked.
+// Reading the state after an interrupt shows whole chunks and tokens, and does not change how the call
+// continues.
 TEST(Interrupt, LookingAfterItChangesNothing) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
@@ -513,8 +514,8 @@ TEST(Interrupt, LookingAfterItChangesNothing) {
   }
 }
 
-// Where a segment takes long it is run in parts, here wherever one has 85,000 operations: half a microsecond
-// of a fast processor by estimate, and on a slow one as many parts.
+// A long segment runs in parts. Here this applies to each segment of at least 85,000 operations: by estimate
+// half a microsecond on a fast processor, with as many parts on a slow one.
 TEST(Interrupt, WithinSegmentsChangesNothing) {
   const double part_seconds = 85e3 / cpu::kernels().flop_per_second;
   const auto in_parts = std::make_shared<SpyDevice>(must(open_cpu_device(1, part_seconds)));
@@ -559,7 +560,7 @@ TEST(Interrupt, FromAnotherThreadChangesNothing) {
   std::jthread other([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       session->interrupt();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // Windows knows no shorter sleep than this
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // Windows has no shorter sleep than this
     }
   });
   uint64_t interrupts = 0;
@@ -577,7 +578,7 @@ TEST(Interrupt, FromAnotherThreadChangesNothing) {
 TEST(Interrupt, WaitsForTheNextCallThatWorks) {
   const auto session = open_session(model().model, policies()[2].options);
   session->interrupt();
-  must(session->feed(seeded_tokens(5)));  // only queued
+  must(session->feed(seeded_tokens(5)));  // the tokens are only queued
   EXPECT_EQ(session->flush().code(), Code::kInterrupted);
   must(session->flush());
   EXPECT_EQ(must(session->stats()).entries, 5u);
@@ -589,26 +590,26 @@ TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
   enum Astray { kNever, kDecoding, kReading };
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
-    const SessionOptions o = policy.with_room(200);  // nothing is evicted between going astray and going back
+    const SessionOptions o = policy.with_room(200);  // nothing is evicted before the rewind
     const auto run = [&](Astray astray) {
       const auto session = open_session(policy.on, o);
       must(session->feed(seeded_tokens(100)));
       must(session->flush());
       for (int32_t t = 0; t < 5; ++t) must(session->accept(t));
       for (int32_t t = 10; astray && t < (astray == kReading ? 90 : 20); ++t) must(session->accept(t % 64));
-      if (astray == kReading) {  // past a full ring, which reading scores
+      if (astray == kReading) {  // until after the ring is full; reading scores it
         read(*session, seeded_tokens(12, 64, 9));
-        must(session->feed(seeded_tokens(3)));  // still waiting
+        must(session->feed(seeded_tokens(3)));  // these tokens still wait
       }
       if (astray) must(session->rewind(105));
       read(*session, seeded_tokens(10, 64, 8));
       for (int32_t t = 0; t < 7; ++t) must(session->accept(t));
-      read(*session, seeded_tokens(70, 64, 10));  // evicts by the scores of all that was decoded
+      read(*session, seeded_tokens(70, 64, 10));  // evicts by the scores of all decoded tokens
       return state(*session);
     };
     const State expected = run(kNever);
     EXPECT_EQ(run(kDecoding), expected);
-    // Windowed layers without local tokens evict whenever something is read.
+    // Windowed layers without local tokens evict each time something is read.
     if (!policy.windowed() || o.retention != Retention::kNone) {
       EXPECT_EQ(run(kReading), expected);
     }
@@ -638,7 +639,7 @@ TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
   EXPECT_EQ(read(*session, std::span(tokens).subspan(85)), before.logits);
 }
 
-// The sampler is where it was then: its random numbers, and the tokens that it weakens.
+// A rewind also restores the sampler: its random numbers, and the tokens that it penalises.
 TEST(Rewind, GoesBackWithTheSampler) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
@@ -666,7 +667,7 @@ TEST(Rewind, GoesBackWithTheSampler) {
     must(straight->accept(answer[10]));
     EXPECT_EQ(steps(*straight, 20), again);
 
-    // Elsewhere the prompt's end cannot be read again, or not in the chunk that it selected with.
+    // With other options, the prompt's end cannot be read again, or not in the chunk with which it selected.
     if (!policy.windowed() && o.retention == Retention::kNone && o.select_prefill != 1) {
       must(session->rewind(99));
       must(session->feed(std::span(prompt).last(1)));
@@ -708,7 +709,7 @@ TEST(Clone, GoesOnFromTheSameStateAndLeavesItsParentAlone) {
       must(session->set_sampler({.temperature = 1, .seed = 3}));
       must(session->feed(seeded_tokens(100)));
       for (int i = 0; i < 5; ++i) must(session->step());
-      must(session->feed(seeded_tokens(2)));  // these wait
+      must(session->feed(seeded_tokens(2)));  // these tokens wait
       return session;
     };
     const auto first = begin(), second = begin();
@@ -722,7 +723,7 @@ TEST(Clone, GoesOnFromTheSameStateAndLeavesItsParentAlone) {
   }
 }
 
-// A step that must evict first samples its token and may then be interrupted: that token is not in the stream
+// A step that must evict first samples its token and may then be interrupted. That token is not in the stream
 // yet.
 TEST(Sampling, GoesByTheNewSamplerAlsoForAnInterruptedStep) {
   const SessionOptions options{
@@ -783,7 +784,7 @@ TEST(Clone, OutlivesItsParent) {
   EXPECT_EQ(state(*clone), expected);
 }
 
-// What a longer life left behind in pool, chunk buffer, ring and votes must not be seen.
+// Remains of a longer use in the pool, chunk buffer, ring and votes must have no effect.
 TEST(Reset, IsAsGoodAsANewSession) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);

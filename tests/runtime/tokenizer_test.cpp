@@ -25,7 +25,7 @@
 namespace thimble {
 namespace {
 
-// A tokenizer and the file that its texts lie in.
+// A tokenizer and the file that contains its texts.
 struct Loaded {
   FileBytes bytes;
   MappedFile file;
@@ -76,7 +76,8 @@ std::string back(const Tokenizer& t, const std::vector<int32_t>& tokens, bool sp
   return t.detokenize(tokens.data(), tokens.size(), special);
 }
 
-// Offsets ascend, lie inside the text, and each token's own bytes are what the text has there. Without BOS.
+// Checks that offsets ascend and are inside the text, and that each token's own bytes equal the text there.
+// The tokens do not include BOS.
 void expect_offsets(const Tokenizer& t, std::string_view text, const std::vector<Token>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     const uint64_t end = i + 1 < tokens.size() ? tokens[i + 1].offset : text.size();
@@ -85,12 +86,13 @@ void expect_offsets(const Tokenizer& t, std::string_view text, const std::vector
     std::string piece;
     t.append_piece(tokens[i].id, false, piece);
     const std::string_view there = text.substr(tokens[i].offset, end - tokens[i].offset);
-    if (i == 0 && piece.size() == there.size() + 1) piece.erase(0, 1);  // the space that was put in front
+    // The space that the tokenizer prepended
+    if (i == 0 && piece.size() == there.size() + 1) piece.erase(0, 1);
     ASSERT_EQ(piece, there) << i;
   }
 }
 
-// Pieces as a list, for comparing by eye.
+// The pieces as one readable text.
 std::string pieces(const char* scheme, std::string_view text) {
   std::string out;
   const PreTokenizer* found = find_pre_tokenizer(scheme);
@@ -100,12 +102,12 @@ std::string pieces(const char* scheme, std::string_view text) {
   return out;
 }
 
-// A vocabulary of all bytes, some letters merged: "ab", "abc", " a", and what each test adds.
+// A vocabulary of all bytes, and some merged letters: "ab", "abc", " a", and those that each test adds.
 GgufWriter small_bpe() {
   GgufWriter w;
   std::vector<std::string> tokens;
   for (int b = 0; b < 256;
-       ++b) {  // the bytes as byte-level BPE spells them, by another way than the library's
+       ++b) {  // the bytes as byte-level BPE spells them, computed in another way than in the library
     static int extra = 0x100;
     if (b == 0) extra = 0x100;
     const bool shown = (b > 32 && b < 127) || (b > 160 && b != 173);
@@ -155,13 +157,13 @@ GgufWriter small_spm(const char* user_defined = nullptr) {
   return w.set("tokenizer.ggml.scores", scores);
 }
 
-// Vocabularies trained on the demonstration's book, texts and their ids, from make_vocabularies.py.
+// Vocabularies trained on the demo's book, texts and their ids, from make_vocabularies.py.
 const nlohmann::json& reference() {
   static const auto all = nlohmann::json::parse(read(project_file("tests/reference/vocabularies.json")));
   return all;
 }
 
-// The element of `list` whose key `key` is `name`, or holds it.
+// The element of `list` whose value of `key` is `name` or contains it.
 const nlohmann::json& named(const nlohmann::json& list, const char* key, const std::string& name) {
   const auto found = std::find_if(list.begin(), list.end(), [&](const nlohmann::json& element) {
     const nlohmann::json& names = element.at(key);
@@ -189,19 +191,19 @@ GgufWriter trained_spm(const std::string& name) {
   return w.set("tokenizer.ggml.add_space_prefix", spm.at("add_space_prefix").get<bool>());
 }
 
-// Those that spell bytes.
+// The pre-tokenizers of byte-level vocabularies.
 std::vector<std::string> byte_level_pre_tokenizers() {
   std::vector<std::string> names = pre_tokenizer_names();
   std::erase_if(names, [](const std::string& name) { return find_pre_tokenizer(name)->flags & kRaw; });
   return names;
 }
 
-// What the reference says of a pre-tokenizer.
+// The reference data of a pre-tokenizer.
 const nlohmann::json& scheme(const std::string& pre) {
   return named(reference().at("bpe").at("schemes"), "names", pre);
 }
 
-// With those that are not UTF-8.
+// The texts of the reference, including those that are not UTF-8.
 std::vector<std::string> reference_texts() {
   auto texts = reference().at("texts").get<std::vector<std::string>>();
   for (const auto& broken : reference().at("broken").get<std::vector<std::vector<uint8_t>>>())
@@ -219,7 +221,7 @@ void expect_ids(const Tokenizer& t, const std::string& text, const std::vector<i
 }
 
 void expect_any_bytes_come_back(const Tokenizer& t) {
-  std::string lacking;  // bytes without a token: only such as no assigned character has
+  std::string lacking;  // bytes without a token, which no assigned character has
   for (int b = 0; b < 256; ++b) {
     const std::string byte(1, static_cast<char>(b));
     if (!t.tokenize(byte, false, false).empty()) continue;
@@ -249,8 +251,9 @@ double time_to_tokenize(const Tokenizer& t, const std::string& text) {
   return seconds;
 }
 
-// Four times as long a text takes four times as long. Merging in quadratic time would take sixteen times as
-// long; eight, and a tenth of a second for what else the machine does, tells one from the other at any speed.
+// Checks that a text four times as long takes four times as long. With merging in quadratic time it would
+// take sixteen times as long. A factor of eight, plus a tenth of a second for other work of the machine,
+// separates the two at any speed.
 void expect_linear_time(const Tokenizer& t) {
   std::string prose = read(project_file("models/demo-book.txt"));
   while (prose.size() < 1'000'000) prose += prose;
@@ -261,7 +264,7 @@ void expect_linear_time(const Tokenizer& t) {
   }
 }
 
-// Phi-3's marks swallow the white space behind them, whatever vocabulary they are in.
+// Phi-3's marks remove the white space after them, in every vocabulary.
 void expect_marks_strip(const Tokenizer& t) {
   std::vector<int32_t> expected = {t.bos(), t.find("<|user|>")};
   for (const int32_t id : ids(t, "Hello")) expected.push_back(id);
@@ -275,7 +278,7 @@ TEST(TrainedVocabulary, GivesTheIdsOfTheReferenceForEveryPreTokenizerAndDecodesT
   const std::vector<std::string> texts = reference_texts();
   for (const std::string& pre : byte_level_pre_tokenizers()) {
     SCOPED_TRACE(pre);
-    if (!scheme(pre).contains("ids")) continue;  // how it cuts is tested below
+    if (!scheme(pre).contains("ids")) continue;  // the test below covers how it splits
     const Loaded loaded(trained_bpe(pre));
     const auto expected = scheme(pre).at("ids").get<std::vector<std::vector<int32_t>>>();
     ASSERT_EQ(expected.size(), texts.size());
@@ -315,8 +318,8 @@ TEST(TrainedVocabulary, TakesLinearTimeForOneLetterAndForProse) {
   }
 }
 
-// What another runtime makes of 76 texts with every pre-tokenizer, and with vocabularies made to show each
-// cut.
+// The ids that another runtime gives to 76 texts with every pre-tokenizer, with vocabularies made to show
+// each split.
 class SharedIds : public testing::Test {
  protected:
   using Ids = std::vector<std::vector<int32_t>>;
@@ -337,7 +340,7 @@ class SharedIds : public testing::Test {
   }
 
   // Whether that runtime departs from the expressions published with the model for this text. This library
-  // follows the published ones, and CutsWhereThePublishedExpressionsDo tests these texts' like.
+  // follows the published expressions, and CutsWhereThePublishedExpressionsDo tests similar texts.
   static bool departs(const std::string& pre, std::string_view text) {
     std::string patterns;
     for (const Pass& pass : find_pre_tokenizer(pre)->passes) patterns += pass.pattern ? pass.pattern : "";
@@ -347,16 +350,17 @@ class SharedIds : public testing::Test {
     return std::any_of(chars.begin(), chars.end(), [&](const Char c) {
       const auto is = static_cast<CharClass>(c.is);
       const bool capital = is == CharClass::kUpper || is == CharClass::kTitle, ascii = c.value < 128;
-      // Marks are no part of words there, letters beyond ASCII have both cases, and in some all letters.
+      // In that runtime, marks are not part of words, letters beyond ASCII have both cases, and in some
+      // expressions all letters have both.
       if (has("\\p{Lu}") && (is == CharClass::kMark || (capital && (!ascii || without_case.count(pre))) ||
                              (is == CharClass::kLower && !ascii)))
         return true;
-      // '~' is no symbol there, and no range holds white space beyond ASCII.
+      // In that runtime, '~' is not a symbol, and no range contains white space beyond ASCII.
       return (has("\\p{S}") && c.value == '~') || (has("[\u4e00-") && is == CharClass::kSpace && !ascii);
     });
   }
 
-  // The vocabulary in `path` with each name of `part` in the place of its pre-tokenizer.
+  // Tests the vocabulary in `path` with each name in `part` as its pre-tokenizer.
   static void expect_pre_tokenizers(const nlohmann::json& texts, const nlohmann::json& part,
                                     const std::string& path) {
     size_t names = 0;
@@ -373,7 +377,7 @@ class SharedIds : public testing::Test {
     EXPECT_EQ(names, 83u);
   }
 
-  // Of the keys that a tokenizer reads.
+  // Copies the keys that a tokenizer reads.
   static GgufWriter copy_of_vocabulary(const std::string& path) {
     GgufWriter w;
     const auto file = MappedFile::open(path);
@@ -393,8 +397,8 @@ class SharedIds : public testing::Test {
     return w;
   }
 
-  // What a file would hold that was converted as BPE: each way to cut a token in two tokens, the best token
-  // first.
+  // The merges of a file that was converted as BPE: each way to split a token into two tokens, for the best
+  // token first.
   static std::vector<std::string> merges_of(const std::string& path) {
     const auto file = MappedFile::open(path);
     const auto gguf = Gguf::parse(*file, path);
@@ -490,7 +494,7 @@ TEST_P(PublicVocabulary, TakesLinearTimeForOneLetterAndForProse) {
   expect_linear_time(Loaded(path()).tokenizer);
 }
 
-// A text that comes in pieces becomes the same tokens.
+// Checks that a text that is given in pieces becomes the same tokens.
 void expect_same_in_pieces(const Tokenizer& t, std::string_view text) {
   for (const bool parse_special : {false, true})
     for (const size_t size : {7, 64, 1000}) {
@@ -533,7 +537,7 @@ TEST(Tokenizer, GivesTheSameIdsInPieces) {
   EXPECT_GT(small.tokenizer.cut(text), text.size() - 40);
 }
 
-// Gemma's vocabulary has runs of newlines as tokens that are found as they stand.
+// Gemma's vocabulary has tokens for runs of newlines, which are found as they are.
 TEST(Tokenizer, IsCutInFrontOfNewlinesUnlessATokenGoesOnThereFromALetter) {
   EXPECT_EQ(Loaded(small_spm("\n\n")).tokenizer.cut("ab\n\n1"), 2u);
   EXPECT_EQ(Loaded(small_spm("b\n")).tokenizer.cut("ab\n\n1"), 0u);
@@ -563,7 +567,7 @@ TEST(PreTokenizer, CutsAsStarcoderDoes) {
 TEST(PreTokenizer, CutsAsDeepseekDoes) {
   EXPECT_EQ(pieces("deepseek-llm", "Hi there, 12\n\n\u4e2d\u6587a "),
             "Hi| there|,| |12|\n|\n|\u4e2d\u6587|a| ");
-  // Georgian small letters are cased for Unicode, but not in the published list.
+  // Georgian small letters are cased in Unicode, but not in the published list.
   EXPECT_EQ(pieces("deepseek-llm", "a\u10d0\u10d1 b\u2019"), "a|\u10d0\u10d1| b|\u2019");
 }
 
@@ -572,7 +576,7 @@ TEST(PreTokenizer, CutsAsTheDefaultDoes) {
 }
 
 TEST(PreTokenizer, CutsWordsOfManyScriptsAsTheModelsLearntThem) {
-  // What Python's module `regex` makes of the expressions published with o200k_base and tekken.
+  // The splits of Python's module `regex` with the expressions published with o200k_base and tekken.
   struct Cuts {
     const char *text, *o200k, *tekken;
   };
@@ -617,13 +621,13 @@ TEST(PreTokenizer, CutsWhereThePublishedExpressionsDo) {
   }
 }
 
-// Taken apart in parts of any size a text has the same pieces, with every expression.
+// A text that is processed in parts of any size has the same pieces, with every expression.
 TEST(PreTokenizer, CutsTheSameInParts) {
   std::string text;
   for (const char* texts : {"texts", "cut_texts"})
     for (const auto& one : reference().at(texts)) {
       const auto words = one.get<std::string>();
-      // Behind a word and a space or a line's end, where a part may begin.
+      // The text has a word and then a space or a line end, after which a part may begin.
       for (const char* gap : {" ", "\n", "\r\n", "\n\n ", "  "}) text += "Word" + (gap + words);
     }
   const auto pieces_of = [&](const Splitter& splitter, size_t part) {
@@ -653,13 +657,13 @@ TEST(PreTokenizer, TakesLinearTimeForAnyRun) {
     for (const char* unit : {" ", "\n ", "a", "1", "!", "'", "\u4e2d", "\x80", "A", "A\u00e9", "a "}) {
       std::string text;
       while (text.size() < 300'000) text += unit;
-      text += "1x";  // so that no run ends its piece
+      text += "1x";  // so that no run is at the end of its piece
       size_t total = 0;
       const std::clock_t begin = std::clock();
       splitter.split(text, [&](std::string_view piece) { total += piece.size(); });
       const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
       EXPECT_EQ(total, text.size());
-      // 5 ms here, where trying each place anew would take 4e10 steps.
+      // This takes 5 ms here; trying each position separately would take 4e10 steps.
       EXPECT_LT(seconds, 5.0) << name << " with " << testing::PrintToString(unit);
     }
   }
@@ -680,9 +684,8 @@ TEST(Tokenizer, MergesByRankAndByScore) {
 TEST(Tokenizer, MergesAsTakingTheFirstOfTheLowestCostDoes) {
   std::minstd_rand random(7);
   for (int round = 0; round < 100; ++round) {
-    // 0 and 1 alternate, with some noise, and become 2 before anything else does. Each of these merges
-    // outdates two candidates that are offered for later and offers two more: together more than there is
-    // room for.
+    // 0 and 1 alternate, with some noise, and become 2 before any other merge. Each of these merges makes two
+    // queued candidates obsolete and queues two more: together more than there is room for.
     std::vector<int32_t> naive;
     for (int i = 0; i < 400; ++i)
       naive.push_back(random() % 100 < static_cast<uint32_t>(round / 10) ? static_cast<int32_t>(random() % 3)
@@ -737,14 +740,14 @@ TEST(Tokenizer, ParsesControlTokensOnlyWhenAskedAndTheLongestWins) {
   const std::string text = "a<|x|>>b<|x|>[user]<|";
   EXPECT_EQ(ids(t, text, true), (std::vector<int32_t>{'a', 261, 'b', 260, 262, '<', '|'}));
   for (int32_t id : ids(t, text))
-    EXPECT_TRUE(id < 259 || id == 262) << id;  // user-defined ones count as plain text
+    EXPECT_TRUE(id < 259 || id == 262) << id;  // user-defined tokens count as plain text
   EXPECT_EQ(t.tokenize(text, false, true)[4].offset, 13u);
   EXPECT_EQ(back(t, ids(t, text)), text);
   EXPECT_EQ(back(t, ids(t, text, true), true), text);
   EXPECT_EQ(back(t, ids(t, text, true), false), "ab[user]<|");
 }
 
-// What guard() marks becomes the tokens that plain text gives, next to control tokens that are parsed.
+// Text that guard() marks becomes the tokens of plain text, next to control tokens that are parsed.
 TEST(Tokenizer, KeepsGuardedTextAsTextWhereControlTokensAreParsed) {
   const Loaded small(small_bpe()), pieces(small_spm());
   for (const Tokenizer* t : {&small.tokenizer, &pieces.tokenizer}) {
@@ -756,7 +759,7 @@ TEST(Tokenizer, KeepsGuardedTextAsTextWhereControlTokensAreParsed) {
       EXPECT_EQ(ids(*t, guarded, true), ids(*t, text, false)) << text;
       const auto tokens = t->tokenize(guarded, false, true), alone = t->tokenize(text, false, false);
       ASSERT_EQ(tokens.size(), alone.size()) << text;
-      for (size_t i = 0; i < tokens.size(); ++i)  // offsets count in what was given, marks included
+      for (size_t i = 0; i < tokens.size(); ++i)  // offsets refer to the given text, including marks
         EXPECT_EQ(guarded[tokens[i].offset], text[alone[i].offset]) << text << ' ' << i;
     }
   }
@@ -768,11 +771,11 @@ TEST(Tokenizer, KeepsGuardedTextAsTextWhereControlTokensAreParsed) {
 }
 
 TEST(Tokenizer, NeverMakesAControlTokenOfPlainText) {
-  GgufWriter w = small_spm();  // "<s" and ">" are tokens, and so is what they merge to
+  GgufWriter w = small_spm();  // "<s" and ">" are tokens, and so is their merge
   const Loaded loaded(w);
   EXPECT_EQ(ids(loaded.tokenizer, "<s>").back(), loaded.tokenizer.find(">"));
   EXPECT_EQ(ids(loaded.tokenizer, "<s>", true), (std::vector<int32_t>{1}));
-  // What ends a generation counts as control, whatever type the file gives it.
+  // A token that ends a generation counts as a control token, whatever its type in the file.
   GgufWriter b = small_bpe();
   std::vector<int32_t> types(263, 1);
   types[259] = 4;
@@ -834,14 +837,14 @@ TEST(Tokenizer, MergesRawTextByRankAndTakesNewlinesWhole) {
 }
 
 TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
-  // A token with a space inside: text may no longer be encoded word by word.
+  // With a token that contains a space, text must not be encoded word by word.
   GgufWriter w = small_spm();
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "a\u2581", "a\u2581a"};
   w.set("tokenizer.ggml.tokens", tokens)
       .set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 3, 1, 1, 1, 1});
   w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, -5, -6, -1, -2});
   EXPECT_EQ(ids(Loaded(w).tokenizer, "a a"), (std::vector<int32_t>{3, 6}));
-  // And a space may merge with a U+2581 that the text itself holds.
+  // A space may also merge with a U+2581 in the text itself.
   tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "\u2581\u2581", "b"};
   w.set("tokenizer.ggml.tokens", tokens);
   EXPECT_EQ(ids(Loaded(w).tokenizer, "a\u2581 b"), (std::vector<int32_t>{3, 4, 5, 6}));
@@ -874,14 +877,14 @@ TEST(Tokenizer, CountsTheTokensOfTheDemonstrationsBook) {
   const Tokenizer& t = loaded.tokenizer;
   const std::string book = read(project_file("models/demo-book.txt"));
   const std::vector<Token> tokens = t.tokenize(book, true, false);
-  EXPECT_EQ(tokens.size(), 57'004u);  // as another implementation counts them
+  EXPECT_EQ(tokens.size(), 57'004u);  // the count of another implementation
   EXPECT_EQ(back(t, ids(tokens)), book);
   EXPECT_TRUE(t.adds_bos());
   EXPECT_EQ(t.eos(), t.find("<|end|>"));
   EXPECT_TRUE(t.ends_generation(t.find("<|end|>")) && t.ends_generation(t.find("<|endoftext|>")));
 }
 
-// A vocabulary of these texts behind the letter "a", all of them user-defined.
+// A vocabulary of the letter "a" and then these texts, all of them user-defined.
 GgufWriter vocabulary_of(std::vector<std::string> texts) {
   texts.insert(texts.begin(), "a");
   GgufWriter w;
@@ -896,7 +899,7 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
   struct Family {
     const char* name;
     Texts vocabulary;
-    const char* eos;  // as its files say
+    const char* eos;  // as given in its files
     Texts ends;
   };
   const Family families[] = {
@@ -961,7 +964,8 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
     for (int32_t id = -1; id <= static_cast<int32_t>(t.size()); ++id) {
       const bool ends = std::find(f.ends.begin(), f.ends.end(), t.text(id)) != f.ends.end();
       EXPECT_EQ(t.ends_generation(id), ends) << t.text(id);
-      // What ends is control, whatever the file calls it: not shown, and not made of plain text.
+      // A token that ends an answer is a control token, whatever its type in the file: it is not shown, and
+      // plain text does not become it.
       if (!ends) continue;
       EXPECT_EQ(back(t, {id}), "") << t.text(id);
       EXPECT_TRUE(ids(t, t.text(id)).empty() || ids(t, t.text(id))[0] != id) << t.text(id);
@@ -1032,7 +1036,7 @@ TEST(Tokenizer, TakesTheEndsThatKeysName) {
   const Tokenizer& t = loaded.tokenizer;
   for (int32_t id : {256, 257, 259, 261, int{'z'}}) EXPECT_TRUE(t.ends_generation(id)) << id;
   for (int32_t id : {int{'a'}, 260, 262, -1, 1000}) EXPECT_FALSE(t.ends_generation(id)) << id;
-  EXPECT_EQ(ids(t, "z"), (std::vector<int32_t>{'z'}));  // and yet the only way to write a z
+  EXPECT_EQ(ids(t, "z"), (std::vector<int32_t>{'z'}));  // although this is the only way to write a z
   EXPECT_EQ(back(t, {'z'}), "z");
 }
 
@@ -1040,7 +1044,7 @@ TEST(Tokenizer, TakesTheEndsThatAListNames) {
   GgufWriter w = small_bpe();
   w.set("tokenizer.ggml.eos_token_ids", std::vector<int32_t>{256, 261, -1, 999});
   const Loaded listed(w);
-  EXPECT_EQ(listed.tokenizer.eos(), 256);  // where the file names none by itself, the first
+  EXPECT_EQ(listed.tokenizer.eos(), 256);  // if the file names none, the first of the list
   ASSERT_EQ(listed.tokenizer.warnings().size(), 1u);
   EXPECT_NE(listed.tokenizer.warnings()[0].find("eos_token_ids is 999"), std::string::npos);
   const Loaded both(w.set("tokenizer.ggml.eos_token_id", 257u));
@@ -1086,7 +1090,7 @@ TEST(Tokenizer, WarnsOfAnIdBeyondTheVocabularyAndPassesItOver) {
   const Loaded loaded(w.set("tokenizer.ggml.eos_token_id", 5000u));
   ASSERT_EQ(loaded.tokenizer.warnings().size(), 1u);
   EXPECT_NE(loaded.tokenizer.warnings()[0].find("eos_token_id is 5000"), std::string::npos);
-  EXPECT_EQ(loaded.tokenizer.eos(), 2);  // as where the key is missing
+  EXPECT_EQ(loaded.tokenizer.eos(), 2);  // as if the key were missing
 }
 
 TEST(Tokenizer, GivesPiecesWithinTheLengthItNames) {
@@ -1124,8 +1128,8 @@ TEST(Tokenizer, RefusesDamagedVocabulariesWithASentence) {
 }
 
 TEST(Tokenizer, EncodesWithAnyVocabularyItAccepts) {
-  // Merges of nothing, empty and duplicate tokens, missing bytes, scores that are no numbers, types that do
-  // not exist.
+  // Tests merges of empty texts, empty and duplicate tokens, missing bytes, scores that are not numbers, and
+  // types that do not exist.
   GgufWriter bpe = small_bpe();
   bpe.set("tokenizer.ggml.merges", std::vector<std::string>{"", " ", "a", "a b", "a b", "b  ", "q q",
                                                             "nope b", "ab ", "a b c", "\xff \xfe"});
@@ -1146,8 +1150,8 @@ TEST(Tokenizer, EncodesWithAnyVocabularyItAccepts) {
   spm.set("tokenizer.ggml.scores", std::vector<float>{nan, nan, -1, nan, -INFINITY, 0, 0, INFINITY});
   spm.erase("tokenizer.ggml.token_type");
   const Loaded odd(spm);
-  // "ba" scores -inf and still goes before "ab", which is not a number; what has no token is <unk>, once a
-  // byte.
+  // "ba" scores -inf and still precedes "ab", whose score is not a number. Bytes without a token become
+  // <unk>, once per byte.
   EXPECT_EQ(ids(odd.tokenizer, "babz"), (std::vector<int32_t>{0, 0, 0, 4, 2, 0}));
 }
 
@@ -1156,7 +1160,7 @@ TEST(Tokenizer, KnowsWhereTheBytesOfACharacterLie) {
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
   std::vector<float> scores;
-  for (int b = 0; b < 256; ++b) {  // bytes only: even a space has no token of its own
+  for (int b = 0; b < 256; ++b) {  // only bytes: even a space has no other token
     char text[8];
     std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
     tokens.push_back(text);
@@ -1169,7 +1173,7 @@ TEST(Tokenizer, KnowsWhereTheBytesOfACharacterLie) {
   const Loaded loaded(w);
   std::vector<uint64_t> offsets;
   for (const Token& t : loaded.tokenizer.tokenize("\u00e9 b", false, false)) offsets.push_back(t.offset);
-  EXPECT_EQ(offsets, (std::vector<uint64_t>{0, 0, 0, 0, 1, 2, 2, 2, 3}));  // in front: U+2581, then the text
+  EXPECT_EQ(offsets, (std::vector<uint64_t>{0, 0, 0, 0, 1, 2, 2, 2, 3}));  // first U+2581, then the text
 }
 
 TEST(Tokenizer, KnowsNothingUntilItIsLoaded) {
@@ -1226,7 +1230,7 @@ TEST(Utf8, StreamReplacesWhatCanNeverBecomeACodePoint) {
                     "b"),
             "a\ufffd"
             "b");
-  EXPECT_EQ(through("\xe2\x96z"), "\ufffdz");  // broken off: one for the good part
+  EXPECT_EQ(through("\xe2\x96z"), "\ufffdz");  // an incomplete code point: one U+FFFD for its valid part
   EXPECT_EQ(through("\xf0\x9f\xe2\x96\x81"), "\ufffd\u2581");
   EXPECT_EQ(through("\xed\xa0\x80"), "\ufffd\ufffd\ufffd");  // a surrogate
   EXPECT_EQ(through("x\xf0\x9f\xa6"), "x\ufffd");

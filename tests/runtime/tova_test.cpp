@@ -1,4 +1,5 @@
-// TOVA on whole sessions: what stays is what the last query attends to in a model in double precision.
+// Tests TOVA on whole sessions: the kept entries are those that the last query attends to in a model in
+// double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,9 +32,9 @@ class JudgedByTheLastQuery : public Judged {
   }
 
  private:
-  // The mean weights of all query heads. The session's keys may be the next halves to the reference's, 2^-10
-  // off, which moves a logit by as much of the product of lengths, and its weight, and the sum of all, by as
-  // much of themselves; so do the queries of a model that read such keys.
+  // The mean weights of all query heads. The session's keys may differ from the reference's by one unit of
+  // f16, 2^-10. This moves a logit by 2^-10 of the product of lengths, and its weight and the sum of all
+  // weights by the same, relative to themselves. The queries of a model that read such keys differ likewise.
   Scores scores(uint32_t layer, uint32_t, const std::vector<int32_t>& there) override {
     const ModelShape& s = f->model().shape;
     Scores all{.score = std::vector<double>(there.size())};
@@ -52,11 +53,11 @@ class JudgedByTheLastQuery : public Judged {
     return all;
   }
 
-  std::map<std::pair<uint32_t, int32_t>, std::vector<double>> queries_;  // by layer and position
+  std::map<std::pair<uint32_t, int32_t>, std::vector<double>> queries_;  // queries by layer and position
 };
 
 TEST(Tova, KeepsWhatTheLastQueryAttendsTo) {
-  Seeded blunt = growing();  // where keys tell less, what queries grow by tells more
+  Seeded blunt = growing();  // with less distinctive keys, the growth of queries matters more
   blunt.edit = [](const std::string& name, std::vector<float>& values) {
     if (name.ends_with("attn_q.weight"))
       for (float& v : values) v *= 0.4f;
@@ -65,7 +66,8 @@ TEST(Tova, KeepsWhatTheLastQueryAttendsTo) {
     for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
       SCOPED_TRACE(m.model->info.architecture + (positions == Positions::kList ? ", list" : ", original"));
       JudgedByTheLastQuery s(m, tova(positions));
-      s.read_and_generate();  // of generated tokens the last is asked when some must go
+      // For generated tokens, the query of the last one decides when an eviction is needed
+      s.read_and_generate();
       EXPECT_GE(s.judged, 10u);
       EXPECT_GE(s.of_generated, 2u);
       if (::testing::Test::HasFailure()) return;

@@ -1,4 +1,4 @@
-// Whole models of every tensor type.
+// Tests whole models of every tensor type.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -12,10 +12,11 @@
 namespace thimble::test {
 namespace {
 
-constexpr uint32_t kWidth = 256;  // a block of the largest
+constexpr uint32_t kWidth = 256;  // the block size of the type with the largest blocks
 
-// A layer whose matrices and embedding are of a type, or the floats that these are. The output stays f32: it
-// is multiplied with one row, which other types may sum in another order.
+// A model with one layer whose matrices and embedding have the given type, or are f32 with the same values.
+// The output matrix stays f32, because it is multiplied with one row, for which other types may sum in
+// another order.
 GgufWriter model_of(DType type, bool as_floats) {
   Random random;
   GgufWriter w;
@@ -53,7 +54,7 @@ std::vector<float> logits_of(const GgufWriter& writer) {
   return read(*session, tokens);
 }
 
-// The CPU multiplies many rows with weights as floats, in the same order whatever they were.
+// The CPU multiplies many rows with weights converted to f32, in the same order for all types.
 void expect_same(DType type) {
   const std::vector<float> packed = logits_of(model_of(type, false)),
                            floats = logits_of(model_of(type, true));
