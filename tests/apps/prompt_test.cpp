@@ -1,4 +1,4 @@
-// Prompts with long texts: the ids of text that is read in blocks are those of the whole.
+// Tests prompts with long texts: the ids of text that is read in blocks equal those of the whole text.
 #include "apps/prompt.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::vector<int32_t> ids_from(const Prompt& prompt, uint64_t first) {
   return ids;
 }
 
-// What a model's users may have: a vocabulary of words and one of bytes.
+// The test parameter chooses a vocabulary of words or one of bytes.
 class Prompts : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -46,8 +46,8 @@ class Prompts : public testing::TestWithParam<bool> {
     if (GetParam()) std::filesystem::remove(path);
   }
 
-  // Long enough to be read in blocks: words, what spells a control token, and two blocks without a place to
-  // cut at, with white space around all of it.
+  // A text long enough to be read in blocks: words, text that spells a control token, and two blocks without
+  // a place to cut, with white space at both ends.
   std::string text() const {
     const std::string end = detokenize(model_, {model_info(model_).eos}, THIMBLE_DETOKENIZE_SPECIAL);
     std::string text = " \n " + end + " said the\r\n\r\ncrab";
@@ -59,7 +59,7 @@ class Prompts : public testing::TestWithParam<bool> {
     return text + " " + end + " \n";
   }
 
-  // The ids are those of the whole, from wherever they are asked for.
+  // Expects that the ids equal those of the whole text, from every start index.
   void expect_the_whole(const std::string& text, const std::function<std::string(std::string_view)>& write,
                         bool parses = false) {
     const std::string path = temporary_file(text);

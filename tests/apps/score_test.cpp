@@ -1,4 +1,4 @@
-// How answers are scored.
+// Tests how answers are scored.
 #include "apps/score.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST(Score, HasAStandardErrorOfTheScoresWithOneOfEachBesides) {
   for (int i = 0; i < 8; ++i) right.add(1);
   EXPECT_EQ(right.mean(), 1);
   EXPECT_NEAR(right.standard_error(), std::sqrt(0.9 * 0.1 / 10), 1e-12);  // (8 + 1) / (8 + 2) right
-  Mean halves;  // with 0 and 1: variance (2 * 0.25) / 4 around 0.5
+  Mean halves;  // with 0 and 1 added: variance (2 * 0.25) / 4 around 0.5
   halves.add(0.5);
   halves.add(0.5);
   EXPECT_NEAR(halves.standard_error(), std::sqrt(0.125 / 4), 1e-12);

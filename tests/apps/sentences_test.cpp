@@ -1,4 +1,4 @@
-// Texts in sentences, and which of them a question asks about.
+// Tests how texts are cut into sentences, and which sentence a question asks about.
 #include "apps/sentences.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ TEST(Sentences, LongOnesAreCutBetweenWordsOrAtLeastCharacters) {
   for (int i = 1; i < 100; ++i) words += i % 5 ? "|a" : "| a";
   const auto cut = sentences(words);
   ASSERT_EQ(cut.size(), 2u);
-  EXPECT_EQ(cut[0].size(), 50u + 9u);  // 48 tokens, and on to the next word; 9 spaces
+  EXPECT_EQ(cut[0].size(), 50u + 9u);  // 48 tokens, and the rest of the word; 9 spaces
   for (int i = 1; i < 120; ++i) bytes += i == 98 ? "|\xe9" : "|\x9b";
   const auto characters = sentences(bytes);
   ASSERT_EQ(characters.size(), 2u);
@@ -80,10 +80,10 @@ TEST(Held, IsAskedOfTheSentenceWithTheRareWords) {
   EXPECT_TRUE(subject->gone);
 }
 
-// Without the third sentence four are left before the question: one has "what", one "door", one "warehouse",
-// three "the", three "of", four "is". Weights are ln(5 / n) squared: 2.59 thrice, 0.26 twice, 0.05,
-// together 8.34; the sentence with most of them, the owner's, has 2.59 + 0.26 + 0.26 + 0.05 = 3.16, less than
-// 0.4 of it.
+// Without the third sentence, four sentences are left before the question. One has "what", one "door", one
+// "warehouse", three "the", three "of", four "is". Weights are ln(5 / n) squared: 2.59 three times, 0.26
+// twice, 0.05, which is 8.34 in all. The owner's sentence has the most of them, 2.59 + 0.26 + 0.26 + 0.05 =
+// 3.16, which is less than 0.4 of the sum.
 TEST(Held, IsNotAskedWhereNoSentenceStandsOut) {
   std::vector<std::string> text = kText;
   text.erase(text.begin() + 2);
@@ -98,7 +98,7 @@ TEST(Held, IsWhatOneHeadHoldsOfIt) {
   const auto held = [](const std::vector<std::vector<int32_t>>& heads) {
     return find_subject(stream(kText), kQuestion, heads).value();
   };
-  const auto less = held({positions(20, 4), positions(24, 4)});  // together more, but no head half of it
+  const auto less = held({positions(20, 4), positions(24, 4)});  // more in all, but no head holds half of it
   EXPECT_EQ(less.held, 0.4);
   EXPECT_TRUE(less.gone);
   const auto half = held({{}, positions(18, 7), positions(29, 30)});
@@ -110,7 +110,7 @@ TEST(Held, WhatAColonAnnouncesBelongsToTheSentence) {
   std::vector<std::string> text = kText;
   text[2] = "The door code of the Lisbon warehouse is:";
   text.insert(text.begin() + 3, "40917.");
-  const auto subject = find_subject(stream(text), kQuestion, {positions(20, 9)});  // of twenty
+  const auto subject = find_subject(stream(text), kQuestion, {positions(20, 9)});  // 9 of twenty
   ASSERT_TRUE(subject);
   EXPECT_EQ(subject->held, 0.45);
   EXPECT_TRUE(subject->gone);
@@ -128,7 +128,7 @@ TEST(Held, OfSentencesAlikeTheBestHeldCounts) {
 
 TEST(Held, QuestionsAndWhatFollowsTheLastAreNotAskedAbout) {
   std::vector<std::string> text = kText;
-  text.insert(text.begin(), kQuestion);                           // asked before
+  text.insert(text.begin(), kQuestion);                           // an earlier question
   text.push_back("The door code of the Lisbon warehouse is 1.");  // the answer
   const auto subject = find_subject(stream(text), kQuestion, {{}});
   ASSERT_TRUE(subject);

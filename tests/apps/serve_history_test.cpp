@@ -1,4 +1,4 @@
-// From where a slot of thimble serve goes on.
+// Tests from where a slot of thimble serve continues.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -20,7 +20,7 @@ Prompt prompt_of(std::vector<Json> messages, int32_t tokens) {
   return prompt;
 }
 
-// A slot that has read a first question of so many tokens and answered it with "b" in two.
+// A slot that has read a first question of `tokens` tokens and answered it with "b" in two tokens.
 History answered(int32_t tokens, bool cut = false) {
   History history(kChunk, kLocal);
   const Prompt prompt = prompt_of({message("user", "a")}, tokens);
@@ -77,7 +77,7 @@ TEST(ServeHistory, AnAnswerGivenAnewGoesOnFromTheTurnBefore) {
 }
 
 TEST(ServeHistory, ATextIsTakenUpWhereAChunkEndsInBothReadings) {
-  // A prompt of n tokens is read in whole chunks while more than chunk + local wait: of 34, three are.
+  // A prompt is read in whole chunks while more than chunk + local tokens wait: three chunks for 34 tokens.
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 34);
   history.add_prompt(first.ids.data(), first.ids.size());
@@ -100,7 +100,7 @@ TEST(ServeHistory, AnAnswerIsNoPartOfTheTextThatIsTakenUp) {
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 12);
   history.add_prompt(first.ids.data(), first.ids.size());
-  for (int32_t id = 12; id < 40; ++id) history.add_generated(id);  // as if read on, but it was not
+  for (int32_t id = 12; id < 40; ++id) history.add_generated(id);  // as if more was read, but it was not
   EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 60)).position, 0u);
 }
 
@@ -110,12 +110,13 @@ TEST(ServeHistory, ReadingThatWasStoppedIsTakenUpAtItsLastChunk) {
   history.add_prompt(first.ids.data(), 34);
   history.stopped_reading();
   EXPECT_EQ(history.find(first).position, 30u);
-  EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 33)).position, 0u);  // 20 may be gone
+  // The entries before 20 may be gone
+  EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 33)).position, 0u);
   history.rewind({});
   EXPECT_TRUE(history.empty());
 }
 
-// Where a later question must not look for what it asks about.
+// A later question must not look for its subject in answers.
 TEST(ServeHistory, KnowsWhereItsAnswersAre) {
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 5);

@@ -1,4 +1,4 @@
-// The wire formats of thimble serve: what requests mean, and answers to the byte.
+// Tests the wire formats of thimble serve: the meaning of requests, and the bytes of answers.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -21,7 +21,7 @@ Asked asked(bool stream) {
   return a;
 }
 
-// The status that a body is refused with; 0: it is not.
+// The status with which a body is refused; 0: it is accepted.
 template <typename Read>
 int status_of(Read read, const std::string& body) {
   try {
@@ -46,8 +46,8 @@ TEST(ServeJson, IsBoundedInDepthAndValues) {
   EXPECT_THROW(parse_object(names + "}"), Refusal);
 }
 
-// JSON inside of JSON: arguments that a client gives, a call that a model writes. Half a million levels would
-// end the process; they stay text.
+// JSON inside JSON: arguments from a client, and a call from a model. Half a million levels would end the
+// process; such values stay text.
 TEST(ServeJson, IsBoundedInTextsThatAreJson) {
   const std::string deep(500'000, '[');
   const Json call = {{"function", {{"name", "f"}, {"arguments", deep + std::string(deep.size(), ']')}}}};
@@ -91,7 +91,7 @@ TEST(ServeStops, GiveWhatWasHeldBackAtTheEnd) {
   EXPECT_EQ(filter.met(), nullptr);
 }
 
-// All parts of an answer that comes in pieces of so many bytes: texts in brackets, thoughts in braces, calls
+// All parts of an answer that comes in pieces of `size` bytes: texts in brackets, thoughts in braces, calls
 // as NAME(ARGUMENTS).
 std::string parts_of(const std::string& text, size_t size, const Opening& opening, bool finds_calls) {
   AnswerFilter filter(opening, finds_calls);
@@ -119,7 +119,7 @@ struct Answer {
   std::string text, parts;
 };
 
-// However an answer is cut, its parts are these.
+// Expects the same parts for every size of pieces.
 void expect_parts(const std::vector<Answer>& answers, const Opening& opening = {}, bool finds_calls = true) {
   for (const Answer& answer : answers) {
     for (size_t size = 1; size <= answer.text.size(); size += 3)
@@ -136,7 +136,7 @@ TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
       {"Let me see.\n" + kCall, R"([Let me see.]add({"a":1}))"},
       {kCall + "\n" + kCall + "\n", R"(add({"a":1})add({"a":1}))"},
       {"\n" + kCall + "\n\ndone", R"(add({"a":1})[done])"},
-      {R"(<tool_call>{"name": "now"})", "now({})"},  // the turn ended instead
+      {R"(<tool_call>{"name": "now"})", "now({})"},  // the turn ended before the closing mark
       {"<tool_call>no JSON</tool_call> x", "[<tool_call>no JSON</tool_call> x]"},
       {R"(<tool_call>{"name": "add", "arguments": 1}</tool_call>)",
        R"([<tool_call>{"name": "add", "arguments": 1}</tool_call>])"},
@@ -182,7 +182,7 @@ TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
        R"(add({"a":12345678901234567890123,"b":1.10,"c":1e2}))"},
       {call("{\"name\": \"say\", \"arguments\": {\"t\": \"a\nb  c\"}}"), R"(say({"t":"a\u000ab  c"}))"},
   });
-  // A call of a function without its arguments would do something else.
+  // A function call without its arguments would do something else.
   for (const char* other :
        {R"({"name": "rm", "args": {"p": "/tmp/x"}})", R"({"name": "rm", "p": "/tmp/x"})",
         R"({"name": "rm", "argu\u006dents": {"p": "/tmp/x"}})", R"({"name": "rm", "arguments": []})"})
@@ -340,7 +340,8 @@ TEST(ServeOpenAi, ReadsHowToSample) {
   }
 }
 
-// What a template is told about thinking; what is said to the template itself wins.
+// Tests the variables about thinking that a template gets; variables that the request sets for the template
+// take precedence.
 TEST(ServeOpenAi, ReadsHowMuchToThink) {
   const auto variables = [](const std::string& fields) {
     return write_json(
@@ -449,7 +450,7 @@ TEST(ServeOpenAi, WritesCallsOfTools) {
                 .find(R"("delta":{"tool_calls":[{"index":0,"id":"000000700","type":"function",)"
                       R"("function":{"name":"add","arguments":"{\"a\":1}"}}]})"),
             std::string::npos);
-  const auto plain = write_chat_completion(kWho, asked(false));  // nobody gave it tools
+  const auto plain = write_chat_completion(kWho, asked(false));  // the request has no tools
   plain->piece({"<tool_call>", {}});
   EXPECT_NE(plain->end(Ending::kEnd, "", {}).find(R"("content":"<tool_call>")"), std::string::npos);
 }
@@ -531,7 +532,7 @@ TEST(ServeOpenAi, WritesProbabilities) {
   EXPECT_NE(cut->end(Ending::kEnd, "", {}).find(R"("text_offset":[0,1,1]})"), std::string::npos);
 }
 
-// Whatever an answer holds: probabilities stand in their own place.
+// Probabilities are inserted at their own place for every text of an answer.
 TEST(ServeOpenAi, WritesProbabilitiesNextToWordsThatLookLikeTheirPlace) {
   const std::string words = R"({"logprobs":null,"finish_reason":null})";
   Asked a = asked(false);

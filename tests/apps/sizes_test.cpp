@@ -1,4 +1,4 @@
-// Byte sizes as people write them.
+// Tests byte sizes as people write them.
 #include "apps/sizes.h"
 
 #include <gtest/gtest.h>

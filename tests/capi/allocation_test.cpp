@@ -1,4 +1,5 @@
-// Memory: nothing is allocated after creation, every allocation may fail, and the plan is what is held.
+// Tests memory: nothing is allocated after creation, every allocation may fail, and the plan equals the
+// memory that is held.
 #include <fstream>
 #include <functional>
 
@@ -53,7 +54,7 @@ class Policies : public testing::TestWithParam<Policy> {
     const Policy& policy = GetParam();
     thimble_session_options o = window_options();
     o.heads = policy.uneven ? uneven_.get() : small_.heads.get();
-    if (policy.uneven) o.pool = 128;  // the least that a head keeps is 64
+    if (policy.uneven) o.pool = 128;  // a head keeps at least 64
     o.retention = policy.retention;
     o.retain_scope = policy.retain_scope;
     o.selection = policy.selection;
@@ -75,7 +76,7 @@ class Policies : public testing::TestWithParam<Policy> {
   HeadsHandle uneven_ = open_heads(small_.model, uneven_bytes_);
 };
 
-// Everything that a session does while it reads and answers.
+// Calls every function that a session offers for reading and answering.
 void use(thimble_session* s, const Tokens& prompt, std::vector<float>& log_probs, Tokens& positions) {
   Error e;
   int32_t token = 0;
@@ -91,7 +92,7 @@ void use(thimble_session* s, const Tokens& prompt, std::vector<float>& log_probs
   EXPECT_OK(thimble_session_feed(s, prompt.data() + 150, prompt.size() - 150, &e), e);
   EXPECT_OK(thimble_session_flush(s, &e), e);
   EXPECT_OK(thimble_session_logits(s, &values, &vocab, &e), e);
-  for (int i = 0; i < 80; ++i) {  // past the ring of tokens to be scored, and past max_new
+  for (int i = 0; i < 80; ++i) {  // more than the ring of tokens to be scored, and than max_new
     EXPECT_OK(thimble_session_step(s, &token, &e), e);
     EXPECT_OK(thimble_session_text(s, token, text, sizeof text, &count, &e), e);
   }
@@ -130,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(All, Policies, testing::ValuesIn(kPolicies),
 
 // ---- every allocation fails once ----
 
-// Lets every allocation of `call` fail in turn. `call` makes something, frees it, and gives the status.
+// Makes every allocation of `call` fail in turn. `call` makes something, frees it, and returns the status.
 void fail_each(const char* what, uint64_t at_least, const std::function<thimble_status(Error&)>& call) {
   Error e;
   EXPECT_OK(call(e), e);
@@ -147,7 +148,8 @@ void fail_each(const char* what, uint64_t at_least, const std::function<thimble_
     const thimble_status status = call(e);
     const bool failed = allocation_failed(n);
     Error none;
-    EXPECT_OK(call(none), none);  // works again, and settles what the library keeps from call to call
+    // Works again, and allocates the memory that the library keeps between calls
+    EXPECT_OK(call(none), none);
     const int64_t leaked = live_bytes() - before;
     EXPECT_LE(leaked, 0) << what << ", allocation " << n << " of " << total << ": " << e.message;
     if (status == THIMBLE_OK) continue;
@@ -157,7 +159,7 @@ void fail_each(const char* what, uint64_t at_least, const std::function<thimble_
     EXPECT_TRUE(failed) << what << ", allocation " << n << ": " << e.message;
     expect_sentence(e);
   }
-  // Some calls may do without what they were refused (a name, a thread), but not most.
+  // Some calls may succeed without the failed allocation (a name, a thread), but most must not.
   EXPECT_GT(refused, total / 2) << what;
   testing::Test::RecordProperty(what, std::to_string(refused) + " of " + std::to_string(total));
 }
@@ -213,7 +215,7 @@ TEST(FailingAllocations, PlanAndCreateNoSessionAndLeakNothing) {
     const thimble_status status = thimble_session_create(small.model.get(), &options, &session, &e);
     if (status != THIMBLE_OK) return status;
     const SessionHandle made(session);
-    return thimble_session_feed(session, prompt.data(), prompt.size(), &e);  // what was made works
+    return thimble_session_feed(session, prompt.data(), prompt.size(), &e);  // the result works
   });
 }
 
@@ -252,7 +254,7 @@ TEST(FailingAllocations, OfTextLeakNothing) {
 
 #if THIMBLE_COUNTS_MALLOC
 
-// Bytes of this process's own pages, by the system's count.
+// The bytes of this process's anonymous pages, as counted by the system.
 int64_t resident_anonymous() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -267,7 +269,7 @@ int64_t resident_anonymous() {
 
 TEST_P(Policies, HoldWhatTheySayAndNoMoreThanPlanned) {
   const thimble_session_options o = options();
-  const SessionHandle other = create(small_.model, o);  // the device and its threads are there already
+  const SessionHandle other = create(small_.model, o);  // the device and its threads already exist
   const int64_t before = live_bytes();
   const SessionHandle session = create(small_.model, o);
   const int64_t grown = live_bytes() - before;
@@ -276,7 +278,8 @@ TEST_P(Policies, HoldWhatTheySayAndNoMoreThanPlanned) {
   const int64_t allocated = static_cast<int64_t>(held.allocated - held.fixed);
   EXPECT_LE(allocated, planned);
   EXPECT_GE(allocated, planned - static_cast<int64_t>(kProgramRoom));
-  // What the allocators of this process gave, the session's own objects among it, which nobody counts.
+  // This counts all memory from the allocators of this process, including the session's own objects, which no
+  // plan counts.
   EXPECT_LE(grown, planned);
   EXPECT_GE(grown, allocated);
   EXPECT_LE(grown, allocated + (16 << 10));
@@ -289,7 +292,7 @@ TEST(Memory, OfTheLongestProgramsIsInThePlan) {
   options.threads = 2;
   options.heads = heads.get();
   options.pool = 512;
-  options.chunk = options.select_local = 1024;  // one program for each number of rows that there may be
+  options.chunk = options.select_local = 1024;  // one program for each possible number of rows
   options.selection = THIMBLE_SELECTION_TOKENSELECT;
   options.select_prefill = 1;
   const SessionHandle other = create(model, options);
@@ -324,10 +327,10 @@ TEST(Memory, OfTheProcessGrowsByNoMoreThanThePlan) {
   const int64_t allocated = static_cast<int64_t>(memory(session).allocated),
                 total = static_cast<int64_t>(memory(session).total);
   EXPECT_LE(allocated, total);
-  // The session's own objects, and what the program itself touches meanwhile.
+  // Room for the session's own objects, and for pages that the program itself touches meanwhile.
   const int64_t beside = 512 << 10;
   EXPECT_LE(grown, allocated + beside);
-  EXPECT_GE(grown, total / 2);  // a plan far above the truth would be of no use
+  EXPECT_GE(grown, total / 2);  // a plan that is far too large would be useless
   RecordProperty("grown", std::to_string(grown));
   RecordProperty("total", std::to_string(total));
 }

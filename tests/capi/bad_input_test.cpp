@@ -1,5 +1,5 @@
-// What goes wrong outside: files, texts, tokens and pointers that are not what they should be. Each gives its
-// code and one sentence, and changes nothing.
+// Tests invalid input: files, texts, tokens and pointers. Each gives its code and one sentence, and changes
+// nothing.
 #include <unistd.h>
 
 #include <algorithm>
@@ -177,7 +177,7 @@ TEST(ModelWithoutWeights, TokenisesButMakesNoSession) {
   EXPECT_EQ(session, nullptr);
 }
 
-// Another program cuts a file that is mapped: reading what is gone would end the process.
+// Another program truncates a mapped file. Reading the missing part would end the process.
 TEST(CutFile, IsRefusedByEveryCallThatReadsIt) {
   const std::string path = testing::TempDir() + "thimble-bad-cut.gguf",
                     saved = testing::TempDir() + "thimble-bad-cut.session";
@@ -189,7 +189,7 @@ TEST(CutFile, IsRefusedByEveryCallThatReadsIt) {
   feed(waiting, {1, 2, 3});
   Error e;
   EXPECT_OK(thimble_session_save(session.get(), saved.c_str(), nullptr, 0, &e), e);
-  // This one has a token that is half done.
+  // The step of one token is interrupted in this session.
   thimble_session_interrupt(session.get());
   EXPECT_EQ(thimble_session_accept(session.get(), 7, &e), THIMBLE_INTERRUPTED);
 
@@ -246,7 +246,7 @@ TEST(CutFile, IsRefusedByEveryCallThatReadsIt) {
   }
   EXPECT_EQ(std::string(e.message).find(path + " became shorter"), 0u) << e.message;
 
-  small_model().write(path);  // the bytes are back, in the same file
+  small_model().write(path);  // restores the bytes in the same file
   EXPECT_OK(thimble_session_accept(s, 7, &e), e);
   EXPECT_EQ(stats(session).position, 102u);
   std::filesystem::remove(path);
@@ -292,7 +292,7 @@ TEST(BadHeads, WereOpenedForAnotherModel) {
   EXPECT_EQ(thimble_session_create(other.get(), &options, &session, &e), THIMBLE_MISMATCH);
   expect_sentence(e);
   EXPECT_EQ(session, nullptr);
-  // Another handle of the same model is fine.
+  // Another handle of the same model works.
   ModelHandle again;
   ASSERT_EQ(try_open(small.bytes, again, e), THIMBLE_OK) << e.message;
   EXPECT_NE(create(again, options), nullptr);
@@ -318,7 +318,7 @@ TEST(Budget, IsHeldToTheByte) {
     expect_sentence(e);
     EXPECT_EQ(e.bytes_missing, 1u) << e.message;
     EXPECT_EQ(session, nullptr);
-    // What the message says would fit is what largest_pool says, and it does.
+    // The pool that the message says would fit equals largest_pool's, and it does fit.
     uint32_t pool = 0;
     EXPECT_OK(thimble_session_largest_pool(small.model.get(), &options, &pool, &e), e);
     EXPECT_LT(pool, options.pool);
@@ -378,7 +378,8 @@ TEST(Prompt, WithTokensOutOfRangeIsRefusedWhole) {
   Error e;
   char text[8];
   uint64_t bytes = 7;
-  // Of a letter of two bytes the first is held back until the second comes, whatever is refused in between.
+  // The first byte of a two-byte letter is held back until the second comes, even if calls are refused in
+  // between.
   EXPECT_OK(thimble_session_text(session.get(), 0xc3, text, sizeof text, &bytes, &e), e);
   EXPECT_EQ(bytes, 0u);
   for (const int32_t bad : {-1, INT32_MIN, int32_t(kSmallVocab), INT32_MAX}) {

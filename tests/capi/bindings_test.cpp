@@ -1,4 +1,4 @@
-// What a binding in another language takes from the header and looks up in the shared library.
+// Tests what bindings in other languages read from the header and look up in the shared library.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ std::string header() {
   return text.str();
 }
 
-// All that a pattern finds in the header; its first group where it has one.
+// All matches of a pattern in the header, or of its first group if it has one.
 std::set<std::string> find_all(const std::string& text, const char* pattern) {
   const std::regex regex(pattern);
   std::set<std::string> found;
@@ -30,7 +30,7 @@ std::set<std::string> find_all(const std::string& text, const char* pattern) {
 }
 
 TEST(Header, NamesOnlyFunctionsThatTheLibraryExports) {
-  ASSERT_NE(thimble_version(), nullptr);  // so that the library is linked at all
+  ASSERT_NE(thimble_version(), nullptr);  // so that the library is linked
   const std::set<std::string> functions = find_all(header(), R"(\b(thimble_\w+)\()");
   EXPECT_GT(functions.size(), 45u);
   for (const std::string& name : functions) EXPECT_TRUE(dlsym(RTLD_DEFAULT, name.c_str())) << name;

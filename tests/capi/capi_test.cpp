@@ -1,4 +1,4 @@
-// The C API as a program uses it: opening, text, reading, generating, looking.
+// Tests the C API as a program uses it: opening, text, reading, generating, reading the state.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -116,7 +116,7 @@ TEST(OpenedModel, TellsWhatItIs) {
   EXPECT_GT(std::strlen(info.name), 0u);
 }
 
-// Of which the last 8 rows of the matrices belong to no token, and have the largest logits.
+// A model in which the last 8 rows of the matrices belong to no token, and have the largest logits.
 GgufWriter padded_model() {
   GgufWriter w = small_model();
   for (const GgufWriter::Tensor& t : std::vector<GgufWriter::Tensor>(w.tensors)) {
@@ -124,7 +124,7 @@ GgufWriter padded_model() {
     std::vector<float> values(t.data.size() / sizeof(float));
     std::memcpy(values.data(), t.data.data(), t.data.size());
     if (t.name == "output.weight")
-      for (size_t i = 0; i < 4 * t.shape[0]; ++i) {  // whatever the sign, one of each pair is the largest
+      for (size_t i = 0; i < 4 * t.shape[0]; ++i) {  // for every sign, one of each pair is the largest
         const size_t pair = (kSmallVocab - 8) * t.shape[0] + i;
         values[pair] *= 100;
         values[pair + 4 * t.shape[0]] = -values[pair];
@@ -146,7 +146,7 @@ TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
   constexpr uint32_t kTokens = kSmallVocab - 8;
   for (const bool tied : {false, true}) {
     GgufWriter w = padded_model();
-    if (tied) {  // what the output has is the embedding, too
+    if (tied) {  // the output matrix is also the embedding
       const auto output = std::find_if(w.tensors.begin(), w.tensors.end(),
                                        [](const auto& t) { return t.name == "output.weight"; });
       GgufWriter::Tensor both = *output;
@@ -165,7 +165,7 @@ TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
       thimble_sampler_options_init(&sampler, sizeof sampler);
       sampler.temperature = temperature;
       EXPECT_OK(thimble_session_set_sampler(session.get(), &sampler, &e), e);
-      feed(session, {1, 2, int32_t(kSmallVocab) - 1});  // they may be read
+      feed(session, {1, 2, int32_t(kSmallVocab) - 1});  // padding ids may be read
       for (int i = 0; i < 20; ++i) {
         EXPECT_LT(step(session), int32_t(kTokens)) << temperature;
         const float* logits = nullptr;
@@ -173,7 +173,7 @@ TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
         EXPECT_OK(thimble_session_logits(session.get(), &logits, &count, &e), e);
         ASSERT_EQ(count, kTokens);
       }
-      // Log-probabilities are of what may follow, and add up to 1.
+      // Log-probabilities include only the tokens that may follow, and their probabilities sum to 1.
       double sum = 0;
       for (int32_t id = 0; id < int32_t(kSmallVocab); ++id) {
         float logprob = 0;
@@ -192,7 +192,7 @@ TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
 TEST(OpenedModel, NeverGeneratesATokenThatItsFileSuppresses) {
   GgufWriter w = small_model();
   std::vector<int32_t> suppressed;
-  for (int i = 0; i < 4; ++i) {  // what is generated with those before suppressed
+  for (int i = 0; i < 4; ++i) {  // each is generated with the earlier ones suppressed
     w.set("tokenizer.ggml.suppress_tokens", suppressed);
     const FileBytes bytes = w.bytes();
     ModelHandle model;
@@ -291,7 +291,7 @@ TEST(OpenedModel, IsTheSameFromAPathADescriptorAndMemory) {
   close(descriptor);
   const ModelHandle from_descriptor(raw);
   const ModelHandle from_path = open_model(path);
-  std::filesystem::remove(path);  // the mapping keeps the file
+  std::filesystem::remove(path);  // the mapping keeps the file's contents
   ModelHandle from_memory;
   EXPECT_OK(try_open(bytes, from_memory, e), e);
 
@@ -335,7 +335,7 @@ TEST(OpenedModel, IsTheSameFromAPartOfAFile) {
       return thimble_model_open_fd_range(descriptor, from, size, nullptr, model, &e);
     };
     thimble_model* raw = nullptr;
-    EXPECT_EQ(open_part(offset + 8, bytes.size(), &raw), THIMBLE_FORMAT);  // not where it begins
+    EXPECT_EQ(open_part(offset + 8, bytes.size(), &raw), THIMBLE_FORMAT);  // not the offset where it begins
     EXPECT_EQ(open_part(offset, bytes.size() - 1, &raw), THIMBLE_FORMAT);
     EXPECT_EQ(open_part(offset, bytes.size() + 28, &raw), THIMBLE_IO);
     expect_sentence(e);
@@ -345,7 +345,7 @@ TEST(OpenedModel, IsTheSameFromAPartOfAFile) {
     close(descriptor);
     EXPECT_EQ(answer(ModelHandle(raw)), expected);
   }
-  // Tensors would lie askew.
+  // Tensors would not be aligned.
   std::ofstream(path, std::ios::binary)
       << "askew" << std::string(3, 0)
       << std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -544,7 +544,7 @@ TEST(Text, BecomesAChat) {
   EXPECT_NE(thimble_chat_text(model.get(), "morse", messages, 1, 0, text, sizeof text, &length, &e),
             THIMBLE_OK);
   expect_sentence(e);
-  const SmallModel small;  // has no template
+  const SmallModel small;  // this model has no template
   EXPECT_EQ(thimble_chat_text(small.model.get(), nullptr, messages, 1, 0, text, sizeof text, &length, &e),
             THIMBLE_UNSUPPORTED);
   expect_sentence(e);
@@ -583,7 +583,7 @@ TEST(Text, BecomesAChatByATemplateThatIsGiven) {
   EXPECT_OK(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), e);
   EXPECT_EQ(std::string(text, length), "2025-03-07 09:05");
 
-  o.format = "chatml";  // both
+  o.format = "chatml";  // both are set
   EXPECT_EQ(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), THIMBLE_INVALID_ARGUMENT);
   expect_sentence(e);
 }
@@ -628,7 +628,7 @@ TEST(Session, TakesTheLikeliestTokenAndSoDoesAccept) {
   feed(accepting, prompt);
   Error e;
   EXPECT_OK(thimble_session_flush(accepting.get(), &e), e);
-  for (int i = 0; i < 40; ++i) {  // more than max_new: the pool is evicted once on the way
+  for (int i = 0; i < 40; ++i) {  // more than max_new: the pool is evicted once
     const std::vector<float> scores = logits(accepting);
     ASSERT_EQ(scores.size(), kSmallVocab);
     const int32_t best =
@@ -672,7 +672,7 @@ TEST(Session, ScoresTokensWithTheirLogProbability) {
     const std::vector<float> row = logits(check);
     double sum = 0;
     for (const float x : row) sum += std::exp(double(x));
-    // Rows of a chunk and single rows round differently: 8 f32 roundings of logits below 32 in size.
+    // Rows of a chunk and single rows round differently: 8 f32 roundings of logits below 32.
     EXPECT_NEAR(scored[i], row[static_cast<size_t>(more[i])] - std::log(sum), 8 * 32 * 6e-8 + 1e-4);
     EXPECT_OK(thimble_session_accept(check.get(), more[i], &e), e);
   }
@@ -703,9 +703,9 @@ TEST(Session, ScoresAsItStepsUnderEverySelection) {
       const std::vector<float> row = logits(stepping);
       double sum = 0;
       for (const float x : row) sum += std::exp(double(x));
-      // Where tokens are scored one by one the logits are the same bits; the sum of 258 exponentials and its
-      // logarithm round 2^-24 of themselves each, less than 1e-5 in all. Densely, rows of a chunk and single
-      // rows round differently: 8 f32 roundings of logits below 32 in size.
+      // If tokens are scored one by one, the logits are the same bits. The sum of 258 exponentials and its
+      // logarithm round by 2^-24 of themselves each, which is less than 1e-5 in all. With dense attention,
+      // rows of a chunk and single rows round differently: 8 f32 roundings of logits below 32.
       const double tolerance = selection == THIMBLE_SELECTION_DENSE ? 8 * 32 * 6e-8 + 1e-4 : 1e-5;
       EXPECT_NEAR(scored[i], row[static_cast<size_t>(more[i])] - std::log(sum), tolerance)
           << thimble_selection_name(selection) << ", token " << i;
@@ -750,7 +750,7 @@ TEST(Session, RefusesToGoOnFromLogitsThatAreNotFinite) {
 }
 
 TEST(Session, CountsTheNumbersThatItsPoolCannotHold) {
-  // Values of the first layer: 4 channels of each token, of which most are far beyond 65504.
+  // The values of the first layer have 4 channels per token, most of which are far above 65504.
   const FileBytes bytes = scaled(small_model(), "blk.0.attn_v.weight", 1e8f).bytes();
   ModelHandle model;
   Error e;
@@ -786,7 +786,7 @@ TEST(Session, GivesHeadsTheSharesOfTheirFile) {
   feed(session, any_tokens(900));
   Error e;
   EXPECT_OK(thimble_session_flush(session.get(), &e), e);
-  // The shares are 1/4 and 7/4 of a pool of 256, and the local tokens are beside them.
+  // The shares are 1/4 and 7/4 of a pool of 256; the local tokens are added.
   EXPECT_EQ(kept(session, 0, 0).size(), 64u + 8);
   EXPECT_EQ(kept(session, 1, 0).size(), 448u + 8);
   EXPECT_EQ(stats(session).entries, 448u + 8);
@@ -817,7 +817,7 @@ TEST(Session, RewindsToWhatItStillHolds) {
   EXPECT_EQ(stats(session).position, 40u);
   int32_t token = -7;
   EXPECT_EQ(thimble_session_step(session.get(), &token, &e),
-            THIMBLE_INVALID_ARGUMENT);  // nothing to go on from
+            THIMBLE_INVALID_ARGUMENT);  // there is no token to continue from
   EXPECT_EQ(token, -7);
   feed(session, question);
   EXPECT_EQ(steps(session, 5), first);
@@ -845,7 +845,7 @@ TEST(Session, CloneGoesOnFromTheSameState) {
   EXPECT_EQ(memory(session).allocated, memory(clone).allocated);
   EXPECT_GT(memory(session).allocated, memory(session).total);
   session.reset();
-  // What the device itself takes is still there, though the session that it came with is gone.
+  // The device's own memory is still counted, although the session that it was created with is gone.
   EXPECT_LE(memory(clone).allocated, memory(clone).total);
   EXPECT_GE(memory(clone).allocated, memory(clone).total - kProgramRoom);
   EXPECT_EQ(steps(clone, 30), expected);
@@ -929,7 +929,7 @@ TEST(Session, TellsWhatItHoldsAndAttendedToByPosition) {
             e);
   double sum = 0;
   for (uint64_t i = 0; i < count; ++i) {
-    const bool held = i < 4 || i >= 200 - 68;  // in all heads
+    const bool held = i < 4 || i >= 200 - 68;  // the same in all heads
     EXPECT_EQ(shares[i], held ? 1.0f : 0.0f) << i;
     EXPECT_EQ(attention[i] > 0, held) << i;
     sum += attention[i];
@@ -963,7 +963,7 @@ TEST(Session, HoldsBackTheBytesOfAnUnfinishedCodePoint) {
   EXPECT_EQ(text('a'), "a");
   EXPECT_EQ(text(0xe6), "");
   EXPECT_EQ(text(0x9d), "");
-  EXPECT_EQ(text(0xb1, 2), "needs 3");  // and takes nothing
+  EXPECT_EQ(text(0xb1, 2), "needs 3");  // and the call has no effect
   EXPECT_EQ(text(0xb1), "\xe6\x9d\xb1");
   EXPECT_EQ(text(256), "th");
   EXPECT_EQ(text(kSmallEnd), "");
@@ -994,7 +994,7 @@ TEST(Session, SamplesTheSameFromTheSameSeed) {
   EXPECT_NE(answers[0], answers[2]);
 }
 
-#ifdef __linux__  // which lists a process's threads
+#ifdef __linux__  // Linux lists a process's threads
 TEST(Session, SharesTheThreadsOfItsDevice) {
   const auto threads = [] {
     const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
@@ -1024,7 +1024,7 @@ TEST(Session, HoldsWhatItsPlanSays) {
   const thimble_memory planned = plan(small.model, options);
   EXPECT_EQ(planned.pool, 64u);
   EXPECT_EQ(planned.chunk, 16u);
-  EXPECT_EQ(planned.capacity, 64u + 64);  // local and max_new are 32, and 64 at least
+  EXPECT_EQ(planned.capacity, 64u + 64);  // local and max_new are 32, raised to 64
   EXPECT_EQ(planned.allocated, 0u);
   EXPECT_EQ(planned.budget, 0u);
   EXPECT_EQ(planned.dense_bytes_per_token, 2u * 1 * 4 * 2 * 2);

@@ -1,4 +1,4 @@
-// Handles that free themselves, calls that must succeed, and the models that the tests of the C API run.
+// Helpers for tests of the C API: handles that free themselves, calls that must succeed, and models.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ struct Error : thimble_error {
 // EXPECT_OK(thimble_session_flush(session, &e), e): fails with the message.
 #define EXPECT_OK(call, e) EXPECT_EQ(call, THIMBLE_OK) << (e).message
 
-// One sentence for the user: not empty, without a line break, and without a full stop that would be doubled.
+// Expects one sentence for the user: not empty, without a line break, and without a full stop, which would be
+// doubled.
 inline void expect_sentence(const Error& e) {
   const std::string_view text(e.message);
   EXPECT_GT(text.size(), 10u) << text;
@@ -45,7 +46,7 @@ inline void expect_sentence(const Error& e) {
 inline std::string demo_path() { return project_file("models/thimble-demo-28m-q8_0.gguf"); }
 inline std::string demo_heads_path() { return project_file("models/thimble-demo-28m.locret.gguf"); }
 
-// The tensor with every element times `factor`.
+// Multiplies every element of a tensor by `factor`.
 inline GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
   for (const GgufWriter::Tensor& tensor : std::vector<GgufWriter::Tensor>(w.tensors)) {
     if (tensor.name != name) continue;
@@ -57,8 +58,8 @@ inline GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
   return w;
 }
 
-// A model that computes in microseconds: tiny_model() with small weights, 512 positions, and a token for
-// every byte (in byte-level BPE's spelling), 'th', and an end token.
+// A model that computes in microseconds: tiny_model() with small weights, 512 positions, and tokens for every
+// byte (in the spelling of byte-level BPE), for 'th', and for the end.
 inline constexpr uint32_t kSmallVocab = 258;
 inline constexpr int32_t kSmallEnd = 257;
 inline GgufWriter small_model() {
@@ -133,7 +134,7 @@ inline HeadsHandle open_heads(const ModelHandle& model, const FileBytes& bytes) 
   return HeadsHandle(heads);
 }
 
-// The small model and its memory.
+// The small model and the bytes of its file.
 struct SmallModel {
   const FileBytes bytes = small_model().bytes();
   const FileBytes heads_bytes = tiny_heads("llama").bytes();
@@ -148,14 +149,14 @@ struct SmallModel {
 
 // ---- sessions ----
 
-// A plan sets aside room for the recorded programs of every layer; those of the small model take a part of
-// it, and are counted as they are. All else is allocated as planned.
+// A plan reserves this room for the recorded programs of every layer. The programs of the small model take a
+// part of it, and their actual size is counted. Everything else is allocated as planned.
 inline constexpr uint64_t kProgramRoom = 2 * (64 << 10);
 
 inline thimble_session_options default_options() {
   thimble_session_options options;
   thimble_session_options_init(&options, sizeof options);
-  options.device = "cpu";  // the budgets of these tests are its
+  options.device = "cpu";  // the budgets of these tests are for the CPU
   return options;
 }
 
@@ -260,7 +261,7 @@ inline std::string detokenize(const ModelHandle& model, const Tokens& ids, uint3
   return text;
 }
 
-// Token ids that repeat nowhere near: for prompts of any length.
+// Token ids without close repetitions, for prompts of any length.
 inline Tokens any_tokens(size_t count, uint32_t vocab = kSmallVocab) {
   Tokens tokens(count);
   uint32_t state = 7;

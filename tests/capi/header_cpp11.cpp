@@ -1,4 +1,4 @@
-// The header stands alone in C++11, and twice.
+// The header compiles alone in C++11, also if it is included twice.
 #include "thimble/thimble.h"
 #include "thimble/thimble.h"  // NOLINT: on purpose
 

@@ -1,4 +1,4 @@
-// Importing a retainer and asking what a file of one holds, through the C API.
+// Tests importing a retainer and describing a heads file, through the C API.
 #include <unistd.h>
 
 #include <filesystem>
@@ -26,7 +26,7 @@ TEST(Heads, AreImportedAndDescribed) {
   fs::create_directories(folder);
   const std::string input = (folder / "in").string(), output = (folder / "out.gguf").string();
   const SmallModel small;
-  std::vector<CheckpointTensor> tensors;  // of small_model()'s two layers of width 8 with one KV head
+  std::vector<CheckpointTensor> tensors;  // for small_model()'s two layers of width 8 with one KV head
   for (const std::string layer : {"layers.0.", "layers.1."}) {
     tensors.push_back({layer + "weight", {1, 8}, std::vector<float>(8, 0.5f)});
     tensors.push_back({layer + "bias", {1}, {0.25f}});

@@ -1,4 +1,4 @@
-// Interrupting, resuming, callbacks, and more than one caller: what a session promises beside its results.
+// Tests interrupts, resuming, callbacks, and several callers: what a session promises besides its results.
 #include <atomic>
 #include <csignal>
 #include <functional>
@@ -9,7 +9,7 @@
 namespace thimble {
 namespace {
 
-// The logits after this prompt and the tokens that follow, without any interrupt.
+// The logits after a prompt and the tokens that follow.
 struct Reading {
   std::vector<float> logits;
   Tokens answer;
@@ -21,7 +21,7 @@ const Tokens kPrompt = any_tokens(300);
 const Tokens kScored = any_tokens(40);
 constexpr size_t kAnswer = 40;
 
-// Runs a call until it is done, as a program that goes on after THIMBLE_INTERRUPTED; counts how often it was.
+// Repeats a call after THIMBLE_INTERRUPTED until it is done, and counts the interrupts.
 int run(const std::function<thimble_status(thimble_error*)>& call) {
   for (int interrupts = 0;; ++interrupts) {
     Error e;
@@ -35,7 +35,7 @@ int run(const std::function<thimble_status(thimble_error*)>& call) {
   }
 }
 
-// Reads, answers and scores; `before` is called before every call, also before every repetition.
+// Reads, answers and scores. `before` is called before every call and every repetition of it.
 Reading read_all(const SessionHandle& handle, int& interrupts, const std::function<void()>& before) {
   thimble_session* s = handle.get();
   Reading reading;
@@ -63,7 +63,7 @@ Reading read_all(const SessionHandle& handle, int& interrupts, const std::functi
 
 class Interrupt : public testing::TestWithParam<bool> {
  protected:
-  // The parameter: whether trained heads decide what stays, else a window.
+  // The test parameter says whether trained heads decide what stays; if not, a window does.
   thimble_session_options options() const {
     thimble_session_options o = window_options();
     if (GetParam()) {
@@ -92,7 +92,7 @@ TEST_P(Interrupt, BeforeEveryCallChangesNothing) {
   const Reading reading = read_all(handle, interrupts, [&] {
     if (++calls % 2) thimble_session_interrupt(handle.get());
   });
-  EXPECT_GE(interrupts, 80);  // flush may find nothing to do
+  EXPECT_GE(interrupts, 80);  // flush may have nothing to do
   EXPECT_EQ(reading, undisturbed());
 }
 
@@ -106,7 +106,7 @@ TEST_P(Interrupt, FromAnotherThreadChangesNothing) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   });
-  // One reading takes milliseconds, in which a busy machine may not run the other thread.
+  // One reading takes only milliseconds, during which a busy machine may not run the other thread.
   int interrupts = 0;
   for (int reading = 0; reading < 1000 && interrupts < 10; ++reading) {
     EXPECT_EQ(read_all(handle, interrupts, [] {}), expected);
@@ -128,7 +128,7 @@ TEST_P(Interrupt, FromACallbackChangesNothing) {
   raw = handle.get();
   int interrupts = 0;
   const Reading reading = read_all(handle, interrupts, [] {});
-  EXPECT_GT(interrupts, 15);  // a chunk each
+  EXPECT_GT(interrupts, 15);  // one per chunk
   EXPECT_EQ(reading, undisturbed());
 }
 
@@ -151,12 +151,12 @@ TEST(InterruptedFeed, IsAbandonedByAnyOtherCall) {
   feed(check, Tokens(kPrompt.begin(), kPrompt.begin() + static_cast<ptrdiff_t>(taken)));
   EXPECT_OK(thimble_session_flush(check.get(), &e), e);
   EXPECT_EQ(logits(session), logits(check));
-  // The same tokens again are a new call now.
+  // The same tokens are now a new call.
   feed(session, kPrompt);
   EXPECT_EQ(stats(session).position, taken + kPrompt.size());
 }
 
-// What may be called with tokens that an interrupt stops; the first argument of each is where they begin.
+// A call with tokens that an interrupt stops. The first argument of each call says where they begin.
 using Call = std::function<thimble_status(thimble_session*, const Tokens&, thimble_error*)>;
 const std::vector<std::pair<const char*, Call>> kCallsWithTokens = {
     {"feed", [](thimble_session* s, const Tokens& t,
@@ -190,7 +190,7 @@ TEST(RepeatedCall, MayNotBringAnIdThatThereIsNot) {
         tokens[std::min(at, tokens.size() - 1)] = wrong;
         EXPECT_EQ(call(session.get(), tokens, &e), THIMBLE_INVALID_ARGUMENT);
         expect_sentence(e);
-        // It was refused, so the interrupted call may still be repeated.
+        // The other call was refused, so the interrupted call may still be repeated.
         EXPECT_OK(call(session.get(), kPrompt, &e), e);
         EXPECT_OK(call(check.get(), kPrompt, &e), e);
         EXPECT_EQ(stats(session).position, stats(check).position);
@@ -198,7 +198,7 @@ TEST(RepeatedCall, MayNotBringAnIdThatThereIsNot) {
       }
 }
 
-// A call that differs in a token which was not taken yet is another call, too.
+// A call that differs only in a token that was not taken yet is also another call.
 TEST(RepeatedCall, IsAnotherOneIfAnyTokenDiffers) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options());
@@ -227,7 +227,7 @@ TEST(InterruptSignal, MayComeFromAHandler) {
   EXPECT_OK(thimble_session_feed(session.get(), kPrompt.data(), kPrompt.size(), &e), e);
 }
 
-// A token whose step was interrupted is in the stream: whoever looks sees it whole.
+// A token whose step was interrupted is in the stream: functions that read the state finish its step first.
 TEST(InterruptedStep, IsFinishedForWhoeverLooks) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options()),

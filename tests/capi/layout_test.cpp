@@ -1,5 +1,5 @@
-// Sizes and offsets of every struct of the C API are part of the ABI: they never change, fields are only
-// added behind.
+// The sizes and offsets of every struct of the C API are part of the ABI. They never change; fields are only
+// added at the end.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 #include "thimble/thimble.h"
 
-// Where pointers have 8 bytes; with 4 the structs that hold some are smaller.
+// These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 152);
@@ -213,7 +213,7 @@ OFFSET(thimble_training_progress, dense, 48);
 
 namespace {
 
-// What bindings in other languages assume of a struct: a C layout that bytes can be copied in and out of.
+// Bindings in other languages assume this of a struct: a C layout that can be copied as bytes.
 template <typename... T>
 constexpr bool all_plain() {
   return ((std::is_standard_layout_v<T> && std::is_trivial_v<T>)&&...);

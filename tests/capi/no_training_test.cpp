@@ -1,4 +1,4 @@
-// A library that was built without training has its entry points, and they say so.
+// A library that was built without training still has its entry points, which report this.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,4 +1,4 @@
-// Option structs: their defaults, other versions of them, and what is refused.
+// Tests option structs: their defaults, other versions of them, and refused values.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -71,7 +71,7 @@ TEST(Options, InitStaysInsideTheSizeItIsGivenAndClearsWhatItDoesNotKnow) {
   thimble_model_options_init(nullptr, 24);
 }
 
-// What the structs ended with in version 0.1.0: a program that was compiled then says so.
+// The sizes of the structs in version 0.1.0, which programs compiled then pass.
 constexpr uint32_t kFirstOptions = offsetof(thimble_session_options, select_page),
                    kFirstStats = offsetof(thimble_stats, saturated);
 
@@ -80,7 +80,7 @@ TEST(Options, OfAnOlderVersionAreReadAsFarAsTheyGo) {
   thimble_session_options options = window_options();
   options.selection = THIMBLE_SELECTION_QUEST;
   options.select_k = 32;
-  options.select_page = 64;  // k would not be two pages
+  options.select_page = 64;  // k would be less than two pages
   Error e;
   thimble_session* session = nullptr;
   EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), THIMBLE_INVALID_ARGUMENT);
@@ -171,7 +171,7 @@ TEST(Outputs, ErrorsAreUtf8WhateverAFileIsCalled) {
   thimble_model* model = nullptr;
   EXPECT_EQ(thimble_model_open("no\xff such file", nullptr, &model, &e), THIMBLE_IO);
   EXPECT_EQ(std::string(e.message).find('\xff'), std::string::npos);
-#ifndef _WIN32  // where such a name cannot be that of a file
+#ifndef _WIN32  // Windows does not allow such a file name
   EXPECT_NE(std::strstr(e.message, "no? such file"), nullptr) << e.message;
 #endif
   std::string long_name(470, 'a');  // so that the message's last byte would be inside a code point
@@ -196,7 +196,7 @@ TEST(Defaults, ComeFromTheHeads) {
   EXPECT_EQ(planned.pool, 2048u);
   EXPECT_EQ(planned.chunk, 1024u);
   EXPECT_EQ(planned.capacity, 2048u + 100 + 256);
-  options.heads = nullptr;  // nothing is evicted: room for all positions of the model
+  options.heads = nullptr;  // nothing is evicted, so there is room for all positions of the model
   EXPECT_EQ(plan(model, options).capacity, 16384u);
   Error e;
   thimble_memory memory = {};
@@ -205,7 +205,7 @@ TEST(Defaults, ComeFromTheHeads) {
   EXPECT_EQ(memory.capacity, 16384u);
 }
 
-// One option that is wrong, alone or with others, and a word that the reason must hold.
+// An invalid option, alone or with others, and a word that the message must contain.
 struct Refusal {
   const char* what;
   std::function<void(thimble_session_options&)> change;

@@ -1,5 +1,5 @@
-// Sessions in files, through the C API: paths, descriptors, notes, text in the middle of a code point, and
-// calls that fail.
+// Tests sessions in files, through the C API: paths, descriptors, notes, text in the middle of a code point,
+// and failing calls.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ class Saved : public testing::Test {
 TEST_F(Saved, GoesOnInAnotherSession) {
   const SessionHandle one = reading(), other = session();
   save(one, "first");
-  save(one, std::string("a note\0 of any bytes", 20));  // takes the place of the first
+  save(one, std::string("a note\0 of any bytes", 20));  // replaces the first note
   Error e;
   EXPECT_OK(thimble_session_restore(other.get(), path_.c_str(), &e), e);
   EXPECT_EQ(stats(other).position, 151u);
@@ -74,7 +74,7 @@ TEST_F(Saved, GoesThroughDescriptors) {
   EXPECT_EQ(contents(), by_descriptor);
   const int in = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   EXPECT_OK(thimble_session_restore_fd(other.get(), in, &e), e);
-  EXPECT_OK(thimble_session_restore_fd(other.get(), in, &e), e);  // from its beginning
+  EXPECT_OK(thimble_session_restore_fd(other.get(), in, &e), e);  // from the beginning of the file
   close(in);
   EXPECT_EQ(steps(other, 10), steps(one, 10));
   EXPECT_EQ(thimble_session_restore_fd(other.get(), in, &e), THIMBLE_IO);
@@ -87,7 +87,7 @@ TEST_F(Saved, GoesThroughDescriptors) {
   close(full);
 }
 
-// The answer's next token completes a code point whose first byte the saved session had held back.
+// The next token of the answer completes a code point whose first byte the saved session had held back.
 TEST_F(Saved, FinishesACodePointOfAnAnswer) {
   const SessionHandle one = reading(), other = session();
   const auto text = [](const SessionHandle& s, int32_t token) {
@@ -100,7 +100,7 @@ TEST_F(Saved, FinishesACodePointOfAnAnswer) {
   EXPECT_EQ(text(one, 0xc3), "");
   save(one);
   Error e;
-  EXPECT_EQ(text(other, 0xe2), "");  // which is forgotten
+  EXPECT_EQ(text(other, 0xe2), "");  // restoring discards this byte
   EXPECT_OK(thimble_session_restore(other.get(), path_.c_str(), &e), e);
   EXPECT_EQ(text(other, 0xa9), "\xc3\xa9");
 }
@@ -123,7 +123,8 @@ TEST_F(Saved, RefusesWhatDoesNotFitOrIsNotThere) {
   expect_sentence(e);
 }
 
-// Every allocation fails once: the call says so, the file is the old one, and the session goes on as before.
+// Every allocation fails once: the call reports it, the file is unchanged, and the session continues as
+// before.
 TEST_F(Saved, SurvivesEveryFailingAllocation) {
   const SessionHandle one = reading(), other = session(), expected = reading();
   save(one);
@@ -142,7 +143,8 @@ TEST_F(Saved, SurvivesEveryFailingAllocation) {
         break;
       }
       ++failed;
-      // What the system's calls on files allocate fails as they do, or they do without.
+      // Allocations in the system's file functions either make the call fail in the same way, or have no
+      // effect.
       ASSERT_TRUE(status == THIMBLE_OUT_OF_MEMORY || status == THIMBLE_IO || status == THIMBLE_OK)
           << name << ", allocation " << n;
       if (status != THIMBLE_OK) expect_sentence(e);
@@ -153,7 +155,7 @@ TEST_F(Saved, SurvivesEveryFailingAllocation) {
   fail_each("save", [&](Error& e) { return thimble_session_save(one.get(), path_.c_str(), nullptr, 0, &e); });
   EXPECT_EQ(contents(), old);
   EXPECT_EQ(access((path_ + ".part").c_str(), F_OK), -1);
-  // The last restore succeeds, so what came before is compared by a session that was not asked.
+  // The last restore succeeds, so the earlier state is compared with a session that did not restore.
   Error e;
   for (int n = 1; n < 10; ++n) {
     fail_allocation(n);
@@ -175,7 +177,7 @@ TEST_F(Saved, GivesMemoryBack) {
   const thimble_memory after = memory(one);
   EXPECT_GT(freed, before.pool_bytes / 2);
   EXPECT_EQ(after.pool, 64u);
-  EXPECT_EQ(after.capacity, 64u + 8 + 24 + 32);  // local and max_new make up 64 at least
+  EXPECT_EQ(after.capacity, 64u + 8 + 24 + 32);  // local and max_new are raised to at least 64
   EXPECT_EQ(after.pool_bytes, before.pool_bytes - freed);
   EXPECT_EQ(after.total, before.total - freed);
   EXPECT_EQ(after.allocated, before.allocated - freed);

@@ -1,4 +1,4 @@
-// Training through the C API: what it refuses, and one to its end. tests/training/ has what it computes.
+// Tests training through the C API: refusals, and one complete training. tests/training/ tests the results.
 #include <unistd.h>
 
 #include <filesystem>
@@ -45,7 +45,7 @@ class Training : public ::testing::Test {
 };
 
 TEST_F(Training, IsRefusedForWhatItCannotDo) {
-  expect_refusal(THIMBLE_UNSUPPORTED, "context");  // of 512 positions
+  expect_refusal(THIMBLE_UNSUPPORTED, "context");  // the context has 512 positions
   options.kind = "gate";
   expect_refusal(THIMBLE_INVALID_ARGUMENT, "options.kind");
   options.kind = "sink";
@@ -75,7 +75,7 @@ struct FreeTraining {
 };
 using TrainingHandle = std::unique_ptr<thimble_training, FreeTraining>;
 
-// A training for a small model, an app's own loop around it.
+// A training for a small model, with a loop as in an app.
 class Whole : public Training {
  protected:
   Whole() {
@@ -105,10 +105,10 @@ class Whole : public Training {
     thimble_training_progress progress = {};
     progress.struct_size = sizeof progress;
     if (thimble_training_step(training.get(), &progress, &e) != THIMBLE_OK)
-      throw std::runtime_error(e.message);  // ends the test, and its loop
+      throw std::runtime_error(e.message);  // ends the test and its loop
     return progress;
   }
-  // The file that was written, which is then removed.
+  // Returns the bytes of the written file and removes it.
   std::string taken() const {
     std::ifstream in(output, std::ios::binary);
     const std::string file{std::istreambuf_iterator<char>(in), {}};
@@ -120,7 +120,8 @@ class Whole : public Training {
   ModelHandle model;
 };
 
-// Freed once while it reads and once while it fits, it gives the file of one that was left alone.
+// A training that is freed once while it reads and once while it fits gives the same file as an undisturbed
+// one.
 TEST_F(Whole, StepsSavesGoesOnAndReports) {
   TrainingHandle training = create();
   while (step(training).phase != THIMBLE_TRAINING_DONE) {
