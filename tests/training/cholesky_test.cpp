@@ -1,4 +1,4 @@
-// Factors of matrices that were made of known ones.
+// Tests factors of matrices that were made from known factors.
 #include "training/cholesky.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@
 namespace thimble::test {
 namespace {
 
-// A lower triangle with diagonals of 1 to 2 and all else so small that rounding does not grow.
+// A lower triangle with a diagonal of 1 to 2. All other elements are so small that rounding errors do not
+// grow.
 std::vector<double> some_factor(uint32_t n) {
   Random random{n};
   std::vector<double> factor(size_t(n) * n);
@@ -23,7 +24,7 @@ std::vector<double> some_factor(uint32_t n) {
   return factor;
 }
 
-// factor factor', below the diagonal; what is above it must not matter.
+// The product factor factor', on and below the diagonal; the values above it must not matter.
 std::vector<double> squared(const std::vector<double>& factor, uint32_t n) {
   std::vector<double> a(factor.size(), NAN);
   for (uint32_t i = 0; i < n; ++i)
@@ -33,10 +34,10 @@ std::vector<double> squared(const std::vector<double>& factor, uint32_t n) {
   return a;
 }
 
-constexpr uint32_t kSizes[] = {1, 3, 63, 64, 65, 66, 128, 131, 300};  // panels are of 64 columns
+constexpr uint32_t kSizes[] = {1, 3, 63, 64, 65, 66, 128, 131, 300};  // panels have 64 columns
 
-// Sums of n products of about 1 are off by n 2^-53 or less, and what is solved with them by as many times the
-// condition, below 100 here.
+// Sums of n products of about 1 are off by n 2^-53 or less. Solutions are off by this times the condition
+// number, which is below 100 here.
 TEST(Cholesky, FindsTheFactorAndSolves) {
   for (const uint32_t n : kSizes) {
     SCOPED_TRACE(n);
@@ -67,7 +68,7 @@ TEST(Cholesky, FindsTheFactorAndSolves) {
   }
 }
 
-// A diagonal element of a positive matrix is positive.
+// A diagonal element of a positive definite matrix is positive.
 TEST(Cholesky, IsRefusedWhereTheMatrixIsNotPositive) {
   ThreadPool threads(2);
   for (const uint32_t n : {1u, 70u, 200u})

@@ -1,4 +1,5 @@
-// The controller of ADORE against another implementation and finite differences, and the labels it learns.
+// Tests the controller of ADORE against another implementation and finite differences, and the labels that it
+// learns.
 #include "training/controller.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +30,7 @@ std::vector<LabelledQuery> queries_of(const nlohmann::json& list) {
   return queries;
 }
 
-// The small controller of the reference and the text that it reads.
+// The small controller of the reference, and the text that it reads.
 template <typename T>
 struct Small {
   const nlohmann::json given = reference().at("controller");
@@ -55,7 +56,7 @@ struct Small {
   }
 };
 
-// f32 rounds some ten times a channel, of values near 1, and sums three: 2^-19 of the logits, which are
+// f32 rounds about ten times per channel, for values near 1, and sums three: 2^-19 of the logits, which are
 // below 2.
 template <typename T>
 void expect_scores_of_reference(double tolerance) {
@@ -77,8 +78,8 @@ TEST(Controller, ScoresAsTheReference) {
   expect_scores_of_reference<float>(0x1p-18);
 }
 
-// Steps of 1e-5 leave errors of 1e-10 times the third derivative, and of 1e-16 / 1e-5 by rounding. What is
-// before an excerpt's own tokens gets no gradient, so there only what stands behind the state is compared.
+// Steps of 1e-5 give errors of 1e-10 times the third derivative, and of 1e-16 / 1e-5 by rounding. Tokens
+// before an excerpt's own tokens get no gradient, so only the parameters after the state are compared there.
 TEST(Controller, GradientsAreFiniteDifferences) {
   Small<double> small;
   for (const uint32_t warm : {0u, 2u}) {
@@ -105,7 +106,7 @@ TEST(Controller, GradientsAreFiniteDifferences) {
   }
 }
 
-// The loss of an excerpt is that of its own tokens, with the state that those before them left.
+// The loss of an excerpt covers only its own tokens, starting from the state after the tokens before them.
 TEST(Controller, IsWarmedUp) {
   Small<double> small;
   std::vector<double> gradient(small.controller.parameters().size());
@@ -179,8 +180,8 @@ TEST(AttentionLabels, AreThoseOfTheReference) {
   }
 }
 
-// Where all keys are zero every entry has as much attention as the others, so the last ones are taken; and of
-// the tokens that no head chose, too. Rows come in two parts, and one of the queries is in each.
+// If all keys are zero, every entry gets equal attention, so the last entries are taken, also among the
+// tokens that no head chose. Rows come in two parts, and one of the queries is in each.
 TEST(AttentionLabels, PreferTheLaterOfEquals) {
   const SeededModel small = seeded_model();
   const ModelShape& shape = small.model->shape;
@@ -196,8 +197,8 @@ TEST(AttentionLabels, PreferTheLaterOfEquals) {
   EXPECT_EQ(found[1].best, (std::vector<uint32_t>{27, 28, 29, 30}));
 }
 
-// 100 tokens, of which 96 are chosen. Those with label 1: 0 and 1, which have the least logits, 50, and 99;
-// and the query itself, which does not count.
+// 100 tokens, of which 96 are chosen. The tokens with label 1 are 0 and 1, which have the smallest logits,
+// 50, and 99; and the query itself, which does not count.
 TEST(ControllerQuality, CountsWhatIsChosen) {
   std::vector<float> logits(100, -1);
   logits[0] = logits[1] = -2;
@@ -205,11 +206,13 @@ TEST(ControllerQuality, CountsWhatIsChosen) {
   ControllerQuality q;
   q.add({100, {0, 1, 50, 99, 100}}, logits);
   EXPECT_EQ(q.base_rate(), 0.04);
-  EXPECT_EQ(q.accuracy(), 0.96);                  // all but 0, 1, 99 and 60
-  EXPECT_EQ(q.f1(), 2 * 1.0 / (2 + 4));           // 50 of {50, 60}
-  EXPECT_EQ(q.f1_of_best(), 2 * 2.0 / (96 + 4));  // 50 and 99: of equals the later ones are chosen
+  EXPECT_EQ(q.accuracy(), 0.96);         // all but 0, 1, 99 and 60
+  EXPECT_EQ(q.f1(), 2 * 1.0 / (2 + 4));  // 50 of {50, 60}
+  // 50 and 99: among equal logits, the later tokens are chosen
+  EXPECT_EQ(q.f1_of_best(), 2 * 2.0 / (96 + 4));
   EXPECT_EQ(q.f1_of_last(), 2 * 2.0 / (96 + 4));  // the same, without 0 to 3
-  const auto cost = [](double x) { return std::log(1 + std::exp(x)); };  // of a logit where the label is 0
+  // The cost of a logit whose label is 0
+  const auto cost = [](double x) { return std::log(1 + std::exp(x)); };
   EXPECT_EQ(q.pairs, 100u);
   EXPECT_NEAR(q.loss, 95 * cost(-1) + cost(1) + 2 * cost(2) + cost(3) + cost(-3), 1e-12 * q.loss);
 }

@@ -1,4 +1,4 @@
-// Training of a controller, from texts to the sidecar.
+// Tests the training of a controller, from texts to the sidecar file.
 #include "training/controller_trainer.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class ControllerTraining : public ::testing::Test {
     while (must(trainer.step())) {
     }
   }
-  // The file that an unbroken training writes.
+  // Returns the file that an uninterrupted training writes.
   std::string trained(const TrainingOptions& o, const std::shared_ptr<Device>& device = cpu()) const {
     finish(*open(o, device));
     return contents_of(o.output);
@@ -66,7 +66,7 @@ TEST_F(ControllerTraining, WritesASidecarOfItsModel) {
   EXPECT_EQ(must(written.need_uint("adore.base.block_count")), small.model->shape.layers);
   EXPECT_EQ(must(written.need_uint("adore.base.fingerprint")), small.model->fingerprint());
   EXPECT_EQ(written.find("retainer.kind"), nullptr);
-  // Sessions take it.
+  // Sessions accept the file.
   const auto retainer = must(small.model->open_retainer(must(MappedFile::open(o.output)), o.output));
   EXPECT_EQ(retainer->kind, Retainer::Kind::kAdore);
   EXPECT_EQ(retainer->warning, "");
@@ -89,7 +89,7 @@ TEST_F(ControllerTraining, WritesASidecarOfItsModel) {
   }
 }
 
-// Every query of the text that is held out has 96 labels, one of which may be its own.
+// Every query of the held-out text has 96 labels, one of which may be its own.
 TEST_F(ControllerTraining, MeasuresOnHeldOutTexts) {
   const auto trainer = open(options("out"));
   finish(*trainer);
@@ -121,7 +121,7 @@ TEST_F(ControllerTraining, GivesTheSameFileTwiceAndWithAnyNumberOfThreads) {
   EXPECT_NE(trained(other), first);
 }
 
-// Stopped while it reads the second text, then after two steps of the fit.
+// The training is stopped while it reads the second text, and again after two steps of the fit.
 TEST_F(ControllerTraining, GoesOnAsIfItHadNotBeenStopped) {
   const std::string whole = trained(options("whole"));
   const TrainingOptions o = options("broken");
@@ -137,7 +137,7 @@ TEST_F(ControllerTraining, GoesOnAsIfItHadNotBeenStopped) {
     while (trainer->progress().phase != Phase::kFitting || trainer->progress().done < 2)
       ASSERT_TRUE(must(trainer->step()));
     must(trainer->save());
-    ASSERT_TRUE(must(trainer->step()));  // is lost
+    ASSERT_TRUE(must(trainer->step()));  // this step is lost
   }
   const auto trainer = open(o);
   while (trainer->progress().phase == Phase::kReading) ASSERT_TRUE(must(trainer->step()));
@@ -194,7 +194,7 @@ TEST_F(ControllerTraining, TakesNoMoreMemoryThanItMay) {
   for (int tries = 0;; ++tries) {
     const auto tried = ControllerTrainer::create(small.model, cpu(), o);
     if (tried.ok()) break;
-    ASSERT_LT(tries, 3);  // reading alone, then all of it
+    ASSERT_LT(tries, 3);  // first only the reading, then everything
     EXPECT_EQ(tried.status().code(), Code::kBudget);
     EXPECT_GT(tried.status().bytes_missing(), 0u);
     o.memory += tried.status().bytes_missing();

@@ -1,4 +1,4 @@
-// Prompts and answers from JSON lines.
+// Tests prompts and answers from JSON lines.
 #include "training/conversations.h"
 
 #include <gtest/gtest.h>

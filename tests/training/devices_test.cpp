@@ -1,5 +1,5 @@
-// Training on every device that this build finds here: readings and gradients against the CPU's, and whole
-// trainings against themselves.
+// Tests training on every device of this machine: readings and gradients against the CPU's, and whole
+// trainings against a second run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,9 +31,10 @@ class TrainingOn : public ::testing::TestWithParam<std::string> {
     return shared_device(GetParam() + " with threads " + std::to_string(threads),
                          [&] { return must(open_device(GetParam(), strictly({.threads = threads}))); });
   }
-  // What a result may be off by, as a part of the largest. Without tensor cores all is f32, and a few hundred
-  // of its roundings; but keys and values are cached as halves, which may fall to the other side (2^-11).
-  // Tensor cores round operands of products to 11 bits; through two layers that is a few times as much.
+  // The tolerance of a result, relative to the largest value. Without tensor cores, all values are f32 with a
+  // few hundred roundings, but keys and values are cached as halves, which may round to the other side
+  // (2^-11). Tensor cores round operands of products to 11 bits, which gives a few times as much through two
+  // layers.
   double tolerance(const std::shared_ptr<Device>& device) const {
     return device->info().view_element_bytes == 2 ? 0x1p-6 : 0x1p-8;
   }
@@ -48,7 +49,7 @@ void expect_near(const std::vector<float>& found, const std::vector<float>& expe
     ASSERT_NEAR(found[i], expected[i], tolerance * largest) << "number " << i;
 }
 
-// A text longer than a chunk, with two tails of which one asks about a part of it.
+// A text longer than a chunk, with two tails, one of which asks about a part of the text.
 TEST_P(TrainingOn, LabelsAreThoseOfTheCpu) {
   TrainingText text;
   text.tokens = seeded_tokens(600);
@@ -77,7 +78,7 @@ TEST_P(TrainingOn, LabelsAreThoseOfTheCpu) {
         }
       }
       expect_near(states[1], states[0], tolerance(device));
-      // Entries that no tail asks about stay at the least, -30, which would hide all else.
+      // Entries that no tail asks about keep the minimum, -30, which would hide all other differences.
       for (auto& list : labels)
         for (float& label : list) label = label == -30 ? 0 : label;
       expect_near(labels[1], labels[0], tolerance(device));
@@ -122,7 +123,7 @@ TEST_P(TrainingOn, GradientsAreThoseOfTheCpu) {
   }
 }
 
-// A text of two blocks, the second of which is not full.
+// A text of two blocks; the second is not full.
 TEST_P(TrainingOn, LeastSquaresAreThoseOfTheCpu) {
   const SampleShape shape{2, 2, 72};
   constexpr uint32_t kTokens = 4400;
@@ -141,11 +142,12 @@ TEST_P(TrainingOn, LeastSquaresAreThoseOfTheCpu) {
       weights[on_device].insert(weights[on_device].end(), made->layer(made->steps_done() - 1).second.begin(),
                                 made->layer(made->steps_done() - 1).second.end());
   }
-  // Products are of halves as they are, so all that differs is the order of sums in f32.
+  // Products are of unrounded halves, so only the order of sums in f32 differs.
   expect_near(weights[1], weights[0], 0x1p-14);
 }
 
-// The second time stopped once while it reads and once while it fits, and with another number of threads.
+// The second training is stopped once while it reads and once while it fits, and has another number of
+// threads.
 TEST_P(TrainingOn, GivesOneFileForASeed) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));
@@ -167,7 +169,7 @@ TEST_P(TrainingOn, GivesOneFileForASeed) {
       return must(Trainer::create(small.model, open(o.threads), o));
     };
     const TrainingOptions whole = options("whole", 2), broken = options("broken", 1);
-    // The file is written before it is checked.
+    // The file is written before the check.
     const auto write = [](Trainer& trainer) {
       while (trainer.progress().phase != TrainingProgress::Phase::kChecking) must(trainer.step());
     };
@@ -187,7 +189,7 @@ TEST_P(TrainingOn, GivesOneFileForASeed) {
     }
     write(*opened(broken));
     EXPECT_EQ(contents_of(broken.output), contents_of(whole.output));
-    if (kind != Retainer::Kind::kLocret) continue;  // checking takes long
+    if (kind != Retainer::Kind::kLocret) continue;  // the check takes long
     while (must(unbroken->step())) {
     }
     EXPECT_GT(unbroken->dense().asked, 0u);

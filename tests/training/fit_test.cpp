@@ -1,4 +1,4 @@
-// The fit: its loss, its gradients, and that it learns.
+// Tests the fit: its loss, its gradients, and that it learns.
 #include "training/fit.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace thimble::test {
 namespace {
 
-// Runs with random states, and labels that a network of these states makes.
+// Runs with random states, and labels computed by a network from these states.
 Samples some_samples(uint32_t runs, uint32_t cols, bool linear, uint64_t seed) {
   const SampleShape shape{2, 2, cols};
   Samples samples(shape, runs);
@@ -44,7 +44,7 @@ FitOptions of_kind(Retainer::Kind kind) {
   return o;
 }
 
-// methods 2.3, invariant 16.
+// Methods 2.3, invariant 16.
 TEST(Loss, IsThatOfTheGoldenVector) {
   const float scores[] = {0, 1, 3}, labels[] = {0, 0, 0};
   const uint8_t best[] = {0, 0, 0};
@@ -54,14 +54,15 @@ TEST(Loss, IsThatOfTheGoldenVector) {
   const double loss = loss_of_layer({.heads = 1, .runs = 1, .tokens = 3, .mean = 0, .weighs_best = false}, 3,
                                     scores, of_run, best_of_run, gradient);
   EXPECT_NEAR(loss, 1.00625, 1e-7);
-  // d/ds of the mean of d^2 / 2 or |d|, and of 0.0025 times the mean of the squared steps 1 and 2.
+  // The derivative by s of the mean of d^2 / 2 or |d|, and of 0.0025 times the mean of the squared steps 1
+  // and 2.
   EXPECT_NEAR(gradient[0], -0.0025, 1e-8);
   EXPECT_NEAR(gradient[1], 1.0 / 3 - 0.0025, 1e-7);
   EXPECT_NEAR(gradient[2], 1.0 / 3 + 0.005, 1e-7);
 }
 
 TEST(Loss, CountsTheBestSixteenTimesAndLabelsWithoutTheirMean) {
-  const float scores[] = {2, 2}, labels[] = {5, 4};  // off by 0 and by 1
+  const float scores[] = {2, 2}, labels[] = {5, 4};  // errors of 0 and 1
   const uint8_t best[] = {0, 1};
   const float* of_run[] = {labels};
   const uint8_t* best_of_run[] = {best};
@@ -73,7 +74,8 @@ TEST(Loss, CountsTheBestSixteenTimesAndLabelsWithoutTheirMean) {
   EXPECT_NEAR(gradient[1], 16.0 / 17, 1e-7);
 }
 
-// Invariant 16: Locret's rates. While it rises ours is one step ahead, 5e-4 / 2000; the rest is rounding.
+// Invariant 16: Locret's learning rates. While the rate rises, ours is one step ahead, 5e-4 / 2000; the rest
+// is rounding.
 TEST(Rate, IsThatOfTheGoldens) {
   const Schedule locret{.peak = 5e-4f, .rise = 2.0f / 3, .fall = 1.0f / 3};
   const double step = 5e-4 / 2000, rounding = 1e-9;
@@ -93,7 +95,7 @@ TEST(Rate, RisesThroughThreeTenthsAndFallsThroughTheLastHalf) {
   EXPECT_NEAR(rate(299), 1e-3 / 150, 1e-9);
 }
 
-// Fast KVzip's gate, for labels that are shares of 1.
+// The gate of Fast KVzip, for labels that are shares of 1.
 TEST(Loss, OfSinksIsTheCrossEntropyOfTheirShares) {
   const SinkShape s{.heads = 2, .group = 3, .tokens = 5};
   Random random{4};
@@ -142,9 +144,9 @@ TEST(Loss, OfSinksIsTheCrossEntropyOfTheirShares) {
               expected, 1e-12 * expected);
 }
 
-// Along random directions: the loss, which is of second order in a step h there and back, changes by 2 h g d
-// up to its third derivative (h^2 of it, below 1 / 200 of the slope here) and the rounding of scores: 2^-22
-// of a loss of about 1, by 2 h.
+// Compares the change of the loss along random directions. For steps of h in both directions it is 2 h times
+// the slope g d, up to a term with the third derivative (h^2 of it, below 1 / 200 of the slope here) and the
+// rounding of scores: 2^-22 of a loss of about 1, divided by 2 h.
 TEST(Fit, FollowsTheSlopeOfTheLoss) {
   const Samples samples = some_samples(3, 24, false, 5);
   for (const auto& [kind, act] :
@@ -158,7 +160,7 @@ TEST(Fit, FollowsTheSlopeOfTheLoss) {
     ASSERT_EQ(gradient.size(), fit->parameters().size());
     const std::vector<float> at(fit->parameters().begin(), fit->parameters().end());
     Random random{9};
-    // The parameters of each kind by themselves: directions that leave all others alone.
+    // Tests each kind of parameters separately, with directions that leave all others unchanged.
     const size_t first = 8 * 24, parts[] = {0, first, first + (kind == Retainer::Kind::kMlp ? 8 : 0),
                                             at.size() / 2, at.size()};
     for (size_t part = 0; part + 1 < std::size(parts); ++part) {
@@ -166,7 +168,7 @@ TEST(Fit, FollowsTheSlopeOfTheLoss) {
       std::vector<float> direction(at.size());
       double slope = 0;
       for (size_t i = parts[part]; i < parts[part + 1]; ++i) {
-        // With the gradient, so that the slope is far from 0.
+        // The direction has the signs of the gradient, so that the slope is far from 0.
         direction[i] = std::copysign(random.uniform(0.5f, 1), gradient[i]);
         slope += double{direction[i]} * double{gradient[i]};
       }
@@ -183,8 +185,8 @@ TEST(Fit, FollowsTheSlopeOfTheLoss) {
   }
 }
 
-// The same for what a sink has: matrices of queries and keys, biases, norms, sinks. Losses of 2 layers and 2
-// heads, about 1 each, are summed.
+// The same for the parameters of sinks: matrices of queries and keys, biases, norms, sinks. The losses of 2
+// layers and 2 heads, about 1 each, are summed.
 TEST(Fit, OfSinksFollowsTheSlopeOfTheLoss) {
   const Samples samples = some_samples(3, 24, false, 5);
   const SinkShape shape{.heads = 2, .group = 2, .tokens = 0};
@@ -218,11 +220,11 @@ TEST(Fit, OfSinksFollowsTheSlopeOfTheLoss) {
         << "parameters from " << first;
     first += size;
   }
-  EXPECT_EQ(first * 2, at.size());  // of two layers
+  EXPECT_EQ(first * 2, at.size());  // both layers have the same number
 }
 
-// What cross-entropy is more than the labels' own entropy, beginning with scores that are their mean, falls
-// to a half.
+// The excess of the cross-entropy over the labels' own entropy falls to a half; at the start, scores are the
+// labels' mean.
 TEST(Fit, OfSinksLearnsWhatLabelsDependOn) {
   const Samples samples = some_samples(8, 16, true, 6);
   double entropy = 0;
@@ -257,8 +259,8 @@ TEST(Fit, LearnsWhatLabelsDependOn) {
   }
 }
 
-// A good state is kept every 50 steps: what is left is the one of step 50, to the bit, and not that of the
-// start or of the step before.
+// A good state is stored every 50 steps. The result is the state of step 50, to the bit, and not that of the
+// start or of the previous step.
 TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kSink}) {
     Samples samples = some_samples(2, 16, false, 8);
@@ -294,7 +296,8 @@ TEST(Fit, HasNoGoodStateButTheFirstBeforeOneIsKept) {
   }
 }
 
-// No loss tells of what the last step made: a momentum that is no number, for the loss of that step still is.
+// No later loss reveals an invalid last step: its momentum is NaN, while the loss of that step is still a
+// number.
 TEST(Fit, StopsWithTheLastGoodStateWhereTheLastStepGivesNoNumbers) {
   const Samples samples = some_samples(2, 16, false, 8);
   FitOptions options = of_kind(Retainer::Kind::kMlp);
@@ -304,7 +307,7 @@ TEST(Fit, StopsWithTheLastGoodStateWhereTheLastStepGivesNoNumbers) {
   const std::vector<float> good(fit->parameters().begin(), fit->parameters().end());
   for (int i = 50; i < 59; ++i) ASSERT_TRUE(must(fit->step()));
   std::vector<std::byte> state = fit->save();
-  const float no_number = NAN;  // behind the steps, the loss and the parameters
+  const float no_number = NAN;  // placed after the steps, the loss and the parameters
   std::memcpy(&state[sizeof(uint32_t) + sizeof(double) + good.size() * sizeof(float)], &no_number,
               sizeof no_number);
   must(fit->load(state));

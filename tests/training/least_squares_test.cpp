@@ -1,4 +1,4 @@
-// Linear retainers, by sums over texts, against other ways to the least squares.
+// Tests linear retainers, which are fitted by sums over texts, against other solutions of the least squares.
 #include "training/least_squares.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace thimble::test {
 namespace {
 
-// A text with states of every layer, [layer][tokens][cols], and labels, [layer][heads][tokens].
+// A text: the states of every layer as [layer][tokens][cols], and labels as [layer][heads][tokens].
 struct Text {
   uint32_t tokens;
   std::vector<float> states, labels;
@@ -25,7 +25,8 @@ struct Text {
   }
 };
 
-// Random states, each channel of its own size, which halves hold, and labels that depend on them in part.
+// Random states with a different scale for each channel, which halves represent exactly, and labels that
+// depend on them in part.
 Text some_text(const SampleShape& s, uint32_t tokens, uint64_t seed) {
   Random random{seed};
   Text text{tokens, random.floats(size_t(s.layers) * tokens * s.cols, -2, 3),
@@ -60,8 +61,9 @@ std::unique_ptr<LeastSquares> solved(const SampleShape& s, const std::vector<Tex
   return made;
 }
 
-// Least squares with a ridge by conjugate gradients on the tokens themselves, whose products are never
-// summed: w of (X' X + ridge) w = X' y, for rows X less their mean, of root mean square 1 before that.
+// Solves least squares with a ridge by conjugate gradients on the tokens themselves, without summing their
+// products: w of (X' X + ridge) w = X' y, for rows X minus their mean, scaled before that to a root mean
+// square of 1.
 struct Tokens {
   std::vector<std::vector<double>> x;
   std::vector<double> y;
@@ -93,9 +95,10 @@ std::vector<double> conjugate_gradients(const Tokens& of, double ridge) {
   return w;
 }
 
-// Texts of more than a block of 4,096 tokens and of less, none of whole runs. f32 sums of as many terms,
-// rounded up as often as down, are off by 64 * 2^-24 of their sizes; the sums' smallest eigenvalues are a
-// tenth of the largest, or so, and weights, up to 1, are off by ten times as much. The loss, about 7, too.
+// Texts of more and of less than a block of 4,096 tokens, none of which consists of whole runs. f32 sums of
+// that many terms, which round up as often as down, are off by 64 * 2^-24 relative to themselves. The
+// smallest eigenvalues of the sums are about a tenth of the largest, so weights, which are up to 1, are off
+// by ten times as much. The same applies to the loss, about 7.
 TEST(LeastSquares, AreThoseOfConjugateGradients) {
   const SampleShape s{2, 2, 20};
   std::vector<Text> texts = {some_text(s, 5001, 1), some_text(s, 300, 2), some_text(s, 4096, 3)};
@@ -143,17 +146,17 @@ TEST(LeastSquares, AreThoseOfConjugateGradients) {
         loss += d * d / (tokens * s.heads);
       }
     }
-    if (layer + 1 < s.layers) continue;  // found->loss() is of the last
+    if (layer + 1 < s.layers) continue;  // found->loss() is of the last layer
     EXPECT_NEAR(found->loss(), loss, loss * kTolerance);
   }
 }
 
-// States of 24 tokens that repeat, in 256 dimensions, as those of a model's first layer, with two channels
-// that are large and always the same, as models have them: in most dimensions the sums of products have
-// nothing but their rounding in f32, here below -1. As many scores as there are tokens can be had, so what
-// least squares gives a token is the mean of its labels, but for the ridge: 256 at most, beside sums of some
-// 2^16 / 24 squares of 254 states of 29 (50 / sqrt(3)) over 113, the root mean square: 45,000, and half of it
-// in the least direction. Labels are up to 3 from their mean: 256 / 22,000 * 3.
+// States of 24 repeated tokens in 256 dimensions, like those of a model's first layer, with two channels that
+// are large and constant, as in real models. In most dimensions, the sums of products have only rounding
+// errors of f32, here below -1. There are as many free scores as tokens, so least squares gives each token
+// the mean of its labels, except for the ridge. The ridge is at most 256, compared with sums of about 2^16 /
+// 24 squares of 254 states of 29 (50 / sqrt(3)) divided by 113, the root mean square: 45,000, and half of it
+// in the smallest direction. Labels are up to 3 from their mean, so the tolerance is 256 / 22,000 * 3.
 TEST(LeastSquares, FindTheMeansOfTokensThatRepeat) {
   constexpr uint32_t kDistinct = 24, kCols = 256;
   const SampleShape s{1, 1, kCols};

@@ -1,4 +1,4 @@
-// A reading of training against a model in double precision.
+// Tests the readings of training against a model in double precision.
 #include "training/reading.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace thimble::test {
 namespace {
 
-// Reads all of it; states by layer.
+// Reads the whole text and returns its states by layer.
 std::vector<std::vector<float>> read_all(Reader& reader, const TrainingText& text, uint32_t layers) {
   std::vector<std::vector<float>> states(layers);
   reader.begin(text);
@@ -36,7 +36,7 @@ TrainingText text_of(uint32_t tokens, uint32_t tail) {
   return text;
 }
 
-// The text is longer than a chunk, and its end is none of the borders that a whole chunk would have.
+// The text is longer than a chunk, and it does not end where a whole chunk would end.
 TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
   using Case = std::pair<Retainer::Input, Seeded>;
   for (const auto& [input, seeded] : {Case{Retainer::Input::kQkv, {}}, Case{Retainer::Input::kX, {}},
@@ -68,7 +68,7 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
           const auto& expected =
               input == Retainer::Input::kQkv ? reference.projections(layer) : reference.input(layer);
           ASSERT_EQ(reader->state_cols(), expected.size());
-          // As expect_close() has it: a few roundings to halves through two layers.
+          // The tolerance of expect_close(): a few roundings to halves through two layers.
           double scale = 0;
           for (const double x : expected) scale = std::max(scale, std::fabs(x));
           for (size_t c = 0; c < expected.size(); ++c)
@@ -110,11 +110,11 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
   }
 }
 
-// Labels by another implementation: tests/reference/labels.py. Both cache keys and values as halves, and a
-// half may fall to the other side where what it rounds differs in f32 and f64: 2^-11 of a key's channel. A
-// logit is a sum of head_dim such products, here below 8 in all, and a label the difference of one and of a
-// mean of them. The lengths of rows and values that KVzip+ multiplies with lose as much relative to
-// themselves. Two layers on, states differ by a few times that: 2^-8 altogether, four times what is seen.
+// Compares labels with those of another implementation, tests/reference/labels.py. Both cache keys and values
+// as halves, which may round differently if the value differs in f32 and f64: 2^-11 of a key's channel. A
+// logit is a sum of head_dim such products, here below 8 in all, and a label is the difference of a logit and
+// a mean of logits. The lengths of rows and values by which KVzip+ multiplies have the same relative error.
+// After two layers, states differ by a few times as much: 2^-8 altogether, four times the observed error.
 TEST(Reading, GivesTheLabelsOfKvzipAndKvzipPlus) {
   std::ifstream file(project_file("tests/reference/labels.json"));
   const auto cases = nlohmann::json::parse(file);
@@ -141,7 +141,7 @@ TEST(Reading, GivesTheLabelsOfKvzipAndKvzipPlus) {
   }
 }
 
-// Of a model with windows, too: what a tail left in them is gone before the next.
+// This also holds for a model with windows: the entries of a tail are removed from them before the next tail.
 TEST(Reading, ForgetsATailBeforeTheNext) {
   for (const uint32_t window : {0u, 16u}) {
     const SeededModel small = seeded_model({.window = window});

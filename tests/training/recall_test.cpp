@@ -1,4 +1,4 @@
-// Questions about texts that were read within less memory.
+// Tests questions about texts that were read with less memory.
 #include "training/recall.h"
 
 #include <gtest/gtest.h>
@@ -34,13 +34,13 @@ TEST(Recalls, AreComparedByWhatTheModelItselfCan) {
   EXPECT_EQ(Recall().measure(), Measure::kProbability);
   const Recall fewer{48, 12, 100, -120};
   EXPECT_EQ(fewer.reported(answers), 0.25);
-  // exp(-1.2) of exp(-0.2).
+  // The ratio of exp(-1.2) to exp(-0.2).
   EXPECT_NEAR(fewer.reported(silent), std::exp(-1.0), 1e-15);
   EXPECT_NEAR(silent.perplexity(), std::exp(0.2), 1e-15);
   EXPECT_EQ(Recall().reported(Recall()), 0);
 }
 
-constexpr uint32_t kAround = 24;  // tokens that an answer may have beside the right one's
+constexpr uint32_t kAround = 24;  // tokens that an answer may have in addition to the right one's
 
 SessionOptions options_of(const SeededModel& small, const TrainingText& text, Retention retention,
                           uint32_t pool) {
@@ -53,7 +53,7 @@ SessionOptions options_of(const SeededModel& small, const TrainingText& text, Re
   return o;
 }
 
-// A session that was asked the question as the only one.
+// A session that was asked only this question.
 std::unique_ptr<Session> asked_alone(const SeededModel& small, const TrainingText& text, const Question& q,
                                      Retention retention, uint32_t pool) {
   auto session = open_session(small.model, options_of(small, text, retention, pool));
@@ -63,9 +63,9 @@ std::unique_ptr<Session> asked_alone(const SeededModel& small, const TrainingTex
   return session;
 }
 
-// Every question finds what the text left, whatever was asked before it: those of more than 100 tokens evict,
-// and with layers that have a window all do. Of every second question that is asked, half of what is expected
-// is not in what the model says.
+// Every question finds the entries that the text left, whatever was asked before it. Questions of more than
+// 100 tokens evict, and with windowed layers all questions do. For every second question that is asked, half
+// of the expected texts are not in the model's answer.
 TEST(Recall, AsksEachQuestionAsTheFirstOne) {
   for (const uint32_t window : {0u, 16u}) {
     Seeded seeded = bytes_model(true);
@@ -89,14 +89,14 @@ TEST(Recall, AsksEachQuestionAsTheFirstOne) {
         q.expected = {said};
         if (i % 2) q.expected.push_back(said + "!");
         text.questions.push_back(q);
-        if (i == 5) break;  // is not asked
+        if (i == 5) break;  // this question is not asked
         if (!said.empty()) shares += i % 2 ? 0.5 : 1;
         std::vector<float> of_answer(q.answer.size());
         must(asked_alone(small, text, q, retention, pool)->score(q.answer, of_answer));
         for (const float one : of_answer) log_prob += one;
       }
       text.questions.insert(text.questions.begin() + 2,
-                            Question{seeded_tokens(5), {1}, {}});  // is passed over
+                            Question{seeded_tokens(5), {1}, {}});  // this question is ignored
       const auto spy = std::make_shared<SpyDevice>(cpu());
       const std::shared_ptr<const Retainer> retainer =
           retention == Retention::kLocret ? small.retainer : nullptr;

@@ -1,4 +1,4 @@
-// A model that can be trained for in a second: seeded weights, and a vocabulary of bytes.
+// A model for which training takes a second: seeded weights, and a vocabulary of bytes.
 #pragma once
 
 #include <unistd.h>
@@ -31,7 +31,7 @@ inline Seeded bytes_model(bool chat) {
   return s;
 }
 
-// A folder of this process that goes with the test.
+// A folder of this process that is removed at the end of the test.
 struct Folder {
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() { std::filesystem::remove_all(path); }
@@ -51,7 +51,7 @@ inline std::string contents_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Sentences enough for texts of 1024 bytes.
+// Enough sentences for texts of 1024 bytes.
 inline std::string some_book(uint32_t sentences = 400) {
   Random random{3};
   std::string book;

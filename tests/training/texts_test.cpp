@@ -1,4 +1,4 @@
-// The texts that are trained with.
+// Tests the texts that training uses.
 #include "training/texts.h"
 
 #include <gtest/gtest.h>
@@ -42,8 +42,8 @@ TEST(Texts, HaveTheirLengthAndAreTheSameForASeed) {
   }
 }
 
-// The answer to every question stands in the text, and so do the sentences that it is about; nothing is
-// hidden that is not asked: without the book's own sentences nothing is left.
+// The text contains the answer to every question and the sentences that it is about. Nothing is hidden that
+// is not asked for: without the book's own sentences, nothing is left.
 TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));
@@ -51,7 +51,7 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
   for (uint64_t i = 0; i < 20; ++i) {
     const TrainingText text = maker.make(i, false);
     const std::string all = written(*small.model, text.tokens);
-    uint32_t capitals = 0;  // the book has none, nor digits or quotes
+    uint32_t capitals = 0;  // the book has no capitals, digits or quotes
     for (const Question& q : text.questions) {
       std::string answer = written(*small.model, q.answer);
       EXPECT_TRUE(answer.ends_with("<|im_end|>")) << answer;
@@ -60,7 +60,7 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
       const std::string prompt = written(*small.model, q.prompt);
       EXPECT_TRUE(prompt.starts_with("\n\n")) << prompt;
       EXPECT_TRUE(prompt.ends_with("<|im_start|>assistant\n")) << prompt;
-      // "In the cellar." and "Silk." stand as "in the cellar" and "silk".
+      // The text may have "in the cellar" and "silk" for "In the cellar." and "Silk.".
       const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
       const size_t space = answer.rfind(' ');
       const std::string end = space == std::string::npos ? answer : answer.substr(space + 1);
@@ -68,7 +68,7 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
       capitals += !q.expected.empty();
     }
     EXPECT_GT(capitals, 0u);
-    // Every pair is a line of its own, and is asked for.
+    // Every pair is on its own line, and is asked for.
     size_t pairs = 0, asked = 0;
     for (size_t at = 0; (at = all.find("\": \"", at)) != std::string::npos; ++at) ++pairs;
     for (const Question& q : text.questions)
@@ -77,7 +77,7 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
   }
 }
 
-// In small letters.
+// The words of a text in lower case.
 std::vector<std::string> words_of(const std::string& text) {
   std::vector<std::string> words;
   bool inside = false;
@@ -90,8 +90,8 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// What is asked of every kind: a check knows what it may ask, and what it asks stands in the text; chains are
-// in order, and lists have what is asked for most often.
+// Tests the questions of every kind: a check recognises its questions, and the text contains what they ask
+// for. Chains are in order, and lists contain the most frequent item.
 TEST(Facts, AreAnsweredByTheirSentences) {
   Random r = random_of(5, 0);
   const auto all = [](const Fact& fact) {
@@ -136,7 +136,7 @@ TEST(Facts, AreAnsweredByTheirSentences) {
   }
 }
 
-// The last token of each prompt and the answer's tokens, and no others.
+// The marked rows are the last token of each prompt and the answer's tokens.
 TEST(Texts, MarkTheRowsThatAnswer) {
   const Folder folder;
   for (const bool chat : {true, false}) {
@@ -147,7 +147,7 @@ TEST(Texts, MarkTheRowsThatAnswer) {
     for (const uint32_t m : text.tails[0].marked) marked += m;
     EXPECT_EQ(marked, expected);
     EXPECT_EQ(text.tails[0].marked.front(), 0u);
-    // The first question is as it stands behind the text.
+    // The first question is in the form that it has after the text.
     const Question& first = text.questions.front();
     EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tails[0].tokens.begin()));
     EXPECT_TRUE(std::equal(first.answer.begin(), first.answer.end(),
@@ -159,7 +159,7 @@ TEST(Texts, MarkTheRowsThatAnswer) {
   }
 }
 
-// What was held out is of the last fifth of the book.
+// Held-out texts come from the last fifth of the book.
 TEST(Texts, ThatAreHeldOutShareNoSentenceWithTheOthers) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));
@@ -180,7 +180,7 @@ TEST(Texts, AreRepeated) {
     const TextMaker maker = maker_of(small, folder.written("book", some_book()));
     const TrainingText whole = maker.repeated(3, false);
     EXPECT_EQ(whole.tokens.size(), 2048u);
-    EXPECT_EQ(whole.tokens, maker.make(3, false).tokens);  // with what is hidden, such as digits
+    EXPECT_EQ(whole.tokens, maker.make(3, false).tokens);  // including the hidden texts, such as digits
     EXPECT_NE(whole.tokens, maker.repeated(4, false).tokens);
     const std::string opening = chat ? "<|im_start|>user\n" : "";
     std::string text = written(*small.model, whole.tokens);
@@ -192,7 +192,7 @@ TEST(Texts, AreRepeated) {
               "\n\nRepeat the previous context exactly." + closing + text);
     uint64_t marked = 0;
     for (const uint32_t m : whole.tails[0].marked) marked += m;
-    EXPECT_EQ(marked, text.size());  // bytes are tokens
+    EXPECT_EQ(marked, text.size());  // each byte is a token
     EXPECT_EQ(whole.tails[0].end, 2048u);
   }
 }
@@ -206,7 +206,7 @@ std::string some_lines(uint32_t count, uint32_t bytes) {
   return lines;
 }
 
-// Lines 8 and 9 of 10 are held out, and the prompt of line 3 is too short to learn from.
+// Lines 8 and 9 of 10 are held out. The prompt of line 3 is too short to learn from.
 TEST(Texts, OfJsonLinesArePromptsWithTheirAnswers) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));
@@ -232,18 +232,18 @@ TEST(Texts, OfJsonLinesArePromptsWithTheirAnswers) {
       EXPECT_EQ(written(*small.model, tail.tokens),
                 "<|im_end|>\n<|im_start|>assistant\n" + std::string(i ? "B" : "A") + number + "<|im_end|>");
       EXPECT_EQ(tail.end, text.tokens.size());
-      // The token before the answer, its two letters and its end.
+      // The token before the answer, the answer's two letters, and its end token.
       EXPECT_EQ(std::count(tail.marked.begin(), tail.marked.end(), 1u), 4);
       EXPECT_EQ(tail.marked[tail.marked.size() - 4], 1u);
     }
   }
-  // Questions for shares and check are hidden in what was held out.
+  // Questions for shares and for the check are hidden in held-out text.
   const std::string held_out = written(*small.model, maker.make(0, true).tokens);
   EXPECT_NE(held_out.find("What?"), std::string::npos);
   EXPECT_EQ(held_out.find("P1 "), std::string::npos);
 }
 
-// Of turns of 100 bytes each, the first user's, and three pairs of an answer and a question, are the text.
+// With turns of 100 bytes each, the text is the first user turn and three pairs of an answer and a question.
 TEST(Texts, OfChatsAreTheirFirstTurns) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));

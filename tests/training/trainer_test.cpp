@@ -1,4 +1,4 @@
-// Training from texts to the sidecar.
+// Tests training, from texts to the sidecar file.
 #include "training/trainer.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class Training : public ::testing::Test {
     while (must(trainer.step())) {
     }
   }
-  // The file that an unbroken training writes.
+  // Returns the file that an uninterrupted training writes.
   std::string trained(const TrainingOptions& o, const std::shared_ptr<Device>& device = cpu()) const {
     finish(*open(o, device));
     return contents_of(o.output);
@@ -73,7 +73,7 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     for (const Trainer::Checked& c : checked)
       for (const Recall& recall : {c.locret, c.keydiff, c.mix, c.window, c.counted})
         EXPECT_EQ(recall.asked, trainer->dense().asked);
-    // Shares are written where more comes of them than of equal pools, and what was found is in the file.
+    // Shares are written if they give better results than equal pools, and the file records the results.
     EXPECT_EQ(trainer->retention(), Trainer::best_of(checked, trainer->dense()));
     Recall equal, counted;
     for (const Trainer::Checked& c : checked) {
@@ -104,14 +104,14 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     expect("keydiff", [](Checked c) { return c.keydiff; });
     expect("mix", [](Checked c) { return c.mix; });
     expect("window", [](Checked c) { return c.window; });
-    // A model of random weights answers nothing, and that is what is said.
+    // A model with random weights answers nothing, which the verdict reports.
     EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
         << trainer->verdict();
     EXPECT_FALSE(std::filesystem::exists(o.output + ".partial"));
   }
 }
 
-// The kinds and targets that are not the default, each with another.
+// The kinds and targets that are not the default, in different combinations.
 struct Recipe {
   Retainer::Kind kind;
   Target target;
@@ -121,7 +121,8 @@ constexpr Recipe kRecipes[] = {{Retainer::Kind::kSink, Target::kLogKvzipPlus},
                                {Retainer::Kind::kLinear, Target::kLogKvzipPlus},
                                {Retainer::Kind::kSink, Target::kLogProb}};
 
-// Twice; the second time stopped once while it reads and once while it fits, and with one thread at last.
+// Trains twice. The second training is stopped once while it reads and once while it fits, and uses one
+// thread at the end.
 TEST_F(Training, OfEveryRecipeGivesOneFile) {
   std::vector<std::string> files;
   for (const Recipe& recipe : kRecipes) {
@@ -151,8 +152,8 @@ TEST_F(Training, OfEveryRecipeGivesOneFile) {
   }
 }
 
-// A model of random weights answers nothing, so the probability of right answers decides; the file is that of
-// a training for the target that is taken.
+// A model with random weights answers nothing, so the probability of right answers decides. The file equals
+// that of a training for the chosen target.
 TEST_F(Training, TriesTargetsAndGoesOnWithTheBest) {
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kLinear}) {
     const auto with = [&](const char* name) {
@@ -206,7 +207,7 @@ TEST(Targets, AreChosenByWhatIsAnswered) {
   EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {}}}), Target::kLogProb);
 }
 
-// Of 48 questions two shares differ by chance by up to sqrt(0.5 / 48), 10.2 %, two times of three.
+// With 48 questions, two shares differ by chance by up to sqrt(0.5 / 48), 10.2 %, in two of three cases.
 void expect_judgement(Recall dense, Recall retainer, Recall window, const char* words) {
   const std::string said = judgement_of(dense, retainer, window);
   EXPECT_NE(said.find(words), std::string::npos) << said;
@@ -217,14 +218,15 @@ TEST(Judgement, RefusesToCallGoodWhatIsNot) {
   expect({48, 23}, {48, 23}, {48, 0}, "answers 48 % of these questions even");
   expect({48, 24}, {48, 24}, {48, 0}, "keeps what these questions need");
   expect({48, 48}, {48, 14}, {48, 10}, "no better than a window");
-  expect({48, 48}, {48, 48}, {48, 44}, "no better than a window");  // what a window keeps shows nothing
+  // Questions that a window answers show nothing
+  expect({48, 48}, {48, 48}, {48, 44}, "no better than a window");
   expect({48, 48}, {48, 0}, {48, 10}, "no better than a window");
   expect({48, 48}, {48, 15}, {48, 10}, "beats a window and loses 69 %");
   expect({48, 48}, {48, 43}, {48, 10}, "beats a window and loses 10 %");
   expect({48, 48}, {48, 44}, {48, 10}, "keeps what these questions need");
 }
 
-// Of 48 questions with each of two parts of the memory the noise is 0.5 / sqrt(96 / 2) of them, 6.9 of 96.
+// With 48 questions for each of two memory sizes, the noise is 0.5 / sqrt(96 / 2) of them, 6.9 of 96.
 TEST(BestRetention, IsTheMixUnlessAnotherIsBetterByMoreThanChance) {
   const auto best = [](double locret, double keydiff, double mix) {
     Trainer::Checked half{.part = 8, .window = {48, 48}};
@@ -239,7 +241,7 @@ TEST(BestRetention, IsTheMixUnlessAnotherIsBetterByMoreThanChance) {
   EXPECT_EQ(best(56, 58, 50), Retention::kKeyDiff);
   EXPECT_EQ(best(60, 58, 50), Retention::kLocret);
   EXPECT_EQ(best(58, 60, 50), Retention::kKeyDiff);
-  // Probabilities are of the same tokens, where every difference tells.
+  // Probabilities are compared for the same tokens, so every difference counts.
   const auto likely = [](double locret, double keydiff, double mix) {
     return Trainer::best_of({{.part = 8,
                               .locret = {48, 0, 10, locret},
@@ -252,7 +254,8 @@ TEST(BestRetention, IsTheMixUnlessAnotherIsBetterByMoreThanChance) {
   EXPECT_EQ(likely(-11.9, -12, -12), Retention::kLocret);
 }
 
-// Of a model that says nothing right: log-probabilities of -1 a token densely, and exp(-0.1) is 90 %.
+// Tests a model that answers nothing right: its log-probabilities are -1 per token with dense attention, and
+// exp(-0.1) is 90 %.
 TEST(Judgement, OfAModelThatAnswersNothingIsOfProbabilities) {
   const auto expect = [](double retainer, double window, const char* words) {
     expect_judgement({48, 3, 10, -10}, {48, 0, 10, 10 * retainer}, {48, 0, 10, 10 * window}, words);
@@ -265,7 +268,7 @@ TEST(Judgement, OfAModelThatAnswersNothingIsOfProbabilities) {
   expect(-0.9, -0.8, "no better than a window");
 }
 
-// Prompts of other lengths than a text's, and a book beside them.
+// Tests prompts whose lengths differ from a text's, together with a book.
 TEST_F(Training, LearnsFromPromptsAndAnswers) {
   std::string lines;
   for (uint32_t i = 0; i < 10; ++i)
@@ -320,7 +323,7 @@ TEST_F(Training, GivesTheSameFileTwiceAndWithAnyNumberOfThreads) {
   EXPECT_NE(trained(other), first);
 }
 
-// Stopped while it reads the second text, then after two steps of the fit.
+// The training is stopped while it reads the second text, and again after two steps of the fit.
 TEST_F(Training, GoesOnAsIfItHadNotBeenStopped) {
   const std::string whole = trained(options("whole"));
   const TrainingOptions o = options("broken");
@@ -336,7 +339,7 @@ TEST_F(Training, GoesOnAsIfItHadNotBeenStopped) {
     while (trainer->progress().phase != Phase::kFitting || trainer->progress().done < 2)
       ASSERT_TRUE(must(trainer->step()));
     must(trainer->save());
-    ASSERT_TRUE(must(trainer->step()));  // is lost
+    ASSERT_TRUE(must(trainer->step()));  // this step is lost
   }
   const auto trainer = open(o);
   while (trainer->progress().phase == Phase::kReading) ASSERT_TRUE(must(trainer->step()));
@@ -358,7 +361,7 @@ TEST_F(Training, TakesNoStateOfAnotherTraining) {
   EXPECT_NE(refused.status().message().find(".partial"), std::string::npos);
 }
 
-// A record whose end was never written, or that holds other bytes than were, is read again.
+// A record whose end was not written, or whose bytes changed, is read again.
 TEST_F(Training, ReadsAgainWhatWasNotKeptWhole) {
   const std::string whole = trained(options("whole"));
   for (const bool torn : {true, false}) {
@@ -380,7 +383,7 @@ TEST_F(Training, ReadsAgainWhatWasNotKeptWhole) {
   }
 }
 
-// Layers with a window drop entries whatever the retention, and questions of the check are long.
+// Layers with a window drop entries with every retention, and the questions of the check are long.
 TEST_F(Training, ChecksAModelWithWindows) {
   Seeded s = bytes_model(true);
   s.window = 16;
@@ -396,8 +399,8 @@ TEST_F(Training, ChecksAModelWithWindows) {
   EXPECT_EQ(divided->dense().answered, made->dense().answered);
 }
 
-// With the least that is accepted, no phase allocates more on the device, and the check begins with all given
-// back: on a processor weights stay where they are.
+// With the smallest accepted budget, no phase allocates more on the device, and the check begins after all
+// memory was returned. On a CPU, weights stay where they are.
 TEST_F(Training, AllocatesNoMoreThanItsBudget) {
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kLinear}) {
     const auto spy = std::make_shared<SpyDevice>(cpu());
@@ -420,8 +423,8 @@ TEST_F(Training, AllocatesNoMoreThanItsBudget) {
   }
 }
 
-// After each quarter of the steps but the last; not where --mem-budget has no room for it, which is all that
-// changes.
+// Asks questions after each quarter of the steps except the last, unless --mem-budget has no room for it.
+// Nothing else changes.
 TEST_F(Training, AsksWhileItFits) {
   TrainingOptions o = options("asked");
   const auto asked_after = [&](Trainer& trainer) {
@@ -430,7 +433,7 @@ TEST_F(Training, AsksWhileItFits) {
       const TrainingProgress p = trainer.progress();
       if (p.recall == -1) continue;
       EXPECT_EQ(p.phase, Phase::kFitting);
-      EXPECT_GT(p.recall, 0);  // of probabilities, which a model of random weights always has
+      EXPECT_GT(p.recall, 0);  // a share of probabilities, which is never 0 with random weights
       EXPECT_EQ(p.dense, trainer.dense().share());
       steps.push_back(p.done);
     }
@@ -470,7 +473,7 @@ TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kBudget);
   EXPECT_GT(refused.status().bytes_missing(), 0u);
-  // 16 runs are the least, and these texts have but 8: their room is needed all the same.
+  // 16 runs are the minimum, and these texts have only 8: room for 16 is needed nevertheless.
   const std::string all = trained(options("all"));
   o.texts = 6;  // 24 runs
   for (;;) {
@@ -483,8 +486,9 @@ TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
   EXPECT_NE(trained(o), trained(roomy));
 }
 
-// The sums of a linear one are written when they are saved, by turns in one of two places: what was read
-// since is read again, and where one place is spoilt, what it had beside the other.
+// The sums of a linear retainer are written when they are saved, alternately at one of two places. Texts that
+// were read since are read again. If one place is damaged, the texts that it had in addition to the other are
+// also read again.
 TEST_F(Training, OfALinearOneGoesOnFromItsSums) {
   TrainingOptions o = options("whole");
   o.kind = Retainer::Kind::kLinear;
@@ -502,7 +506,7 @@ TEST_F(Training, OfALinearOneGoesOnFromItsSums) {
     must(trainer->save());
     read_until(*trainer, 4200);
     must(trainer->save());
-    read_until(*trainer, 5500);  // is lost
+    read_until(*trainer, 5500);  // this reading is lost
   }
   {
     const auto trainer = open(o);
@@ -511,7 +515,7 @@ TEST_F(Training, OfALinearOneGoesOnFromItsSums) {
     EXPECT_GE(of_second, 2048u);
     EXPECT_LE(of_second, 4200u);
   }
-  // The second save is at the first place, the first at the second.
+  // The second save is at the first place, and the first save at the second.
   const auto spoil = [&](uint64_t at) {
     std::fstream file(state, std::ios::binary | std::ios::in | std::ios::out);
     file.seekp(static_cast<std::streamoff>(at)).write("spoilt", 6);
@@ -533,7 +537,7 @@ TEST_F(Training, OfALinearOneGoesOnFromItsSums) {
   EXPECT_EQ(trained(o, must(open_device("cpu", {.threads = 1}))), whole);
 }
 
-// All tokens count, in whatever memory there is.
+// All tokens are used, with any amount of memory.
 TEST_F(Training, OfALinearOneTakesAsMuchMemoryForAnyNumberOfTexts) {
   TrainingOptions o = options("linear");
   o.kind = Retainer::Kind::kLinear;
@@ -570,13 +574,13 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   const std::vector<float> shares = sharing->shares();
   const auto shared = retainer(o.output);
   EXPECT_EQ(shared->shares, sharing->shares_help() ? shares : std::vector<float>());
-  // They are those that training itself counts, of the same texts.
+  // The shares equal those that training itself counts for the same texts.
   const auto counting = open(options("counted"));
   finish(*counting);
   EXPECT_EQ(shares, counting->shares());
-  // Half of the pools is divided equally, the rest by whole counts: of four heads in two texts of 1,024
-  // tokens a quarter, 512 a head on average. A share is below 4 and off by 2^-23 at most, so a count by 1,024
-  // times that.
+  // Half of the pools is divided equally, and the rest in proportion to integer counts. With four heads and
+  // two texts of 1,024 tokens, the counts are of a quarter of the entries, 512 per head on average. A share
+  // is below 4 and off by at most 2^-23, so a count is off by 1,024 times that.
   float sum = 0;
   for (const float share : shares) {
     sum += share;
@@ -585,7 +589,7 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   }
   EXPECT_NEAR(sum, 4, 1e-4);
   EXPECT_NE(shares, std::vector<float>(4, 1));
-  // And nothing else changed.
+  // Nothing else changed.
   EXPECT_EQ(shared->layers.size(), 2u);
   const auto before = retainer(plain.output);
   for (uint32_t i = 0; i < 2; ++i)
