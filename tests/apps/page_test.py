@@ -1,6 +1,6 @@
-"""The page of thimble serve in Debian's Chromium: page_test.py COMMAND SOURCE_FOLDER
+"""Tests the page of thimble serve in Debian's Chromium: page_test.py COMMAND SOURCE_FOLDER
 
-With Debian's python3-selenium and chromium-driver. Where PAGE_SCREENSHOTS names a folder, pictures are left there.
+Needs Debian's python3-selenium and chromium-driver. If PAGE_SCREENSHOTS names a folder, screenshots are stored there.
 """
 import http.client
 import http.server
@@ -42,7 +42,7 @@ def chromium():
 
 
 class Page(unittest.TestCase):
-    """One browser and one server; each test loads the page anew."""
+    """One browser and one server; each test reloads the page."""
 
     @classmethod
     def setUpClass(cls):
@@ -66,7 +66,7 @@ class Page(unittest.TestCase):
 
     def tearDown(self):
         complaints = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
-        # The browser says so of every error that the server answers with.
+        # The browser logs every error that the server answers with.
         self.assertEqual([text for text in complaints if "the server responded with a status of" not in text], [])
         urls = [message["params"]["request"]["url"] for message in self.messages() if message["method"] == "Network.requestWillBeSent"]
         self.assertEqual([url for url in urls if not url.startswith((self.origin, "data:"))], [])
@@ -112,7 +112,7 @@ class Page(unittest.TestCase):
             self.browser.save_screenshot(f"{os.environ['PAGE_SCREENSHOTS']}/{name}.png")
 
     def assert_fits(self):
-        """Nothing sticks out to the side."""
+        """Checks that the page is not wider than the window."""
         self.assertEqual(self.run_script("const e = document.documentElement; return e.scrollWidth - e.clientWidth"), 0)
 
     def drop(self, name, text):
@@ -123,7 +123,7 @@ class Page(unittest.TestCase):
         self.wait(lambda: self.text("#name").startswith(name))
 
     def ask(self, question):
-        """The answer."""
+        """Asks a question and returns the answer."""
         before = len(self.all("article.answer"))
         self.find("#question").send_keys(question, Keys.ENTER)
         self.wait(lambda: len(self.all("article.answer")) > before)
@@ -131,7 +131,7 @@ class Page(unittest.TestCase):
         return self.all("article.answer .text")[-1].text
 
     def shades(self):
-        """Colours of the map, as a set of (red, green, blue)."""
+        """The colours of the map, as a set of (red, green, blue)."""
         return {tuple(colour) for colour in self.run_script("""
             const map = document.getElementById("map"), found = new Set();
             const {data} = map.getContext("2d").getImageData(0, 0, map.width, map.height);
@@ -173,7 +173,7 @@ class Page(unittest.TestCase):
         self.assertFalse(self.find("#lost").is_displayed())
         self.assertGreater(len(self.shades()), 5)
         self.assertFalse(self.colour("error") in self.shades())
-        # The keyboard chooses a sentence.
+        # The keyboard selects a sentence.
         sentences = int(self.find("#map").get_attribute("aria-valuemax"))
         self.assertGreater(sentences, 150)
         for keys, now in ((Keys.END, sentences), (Keys.ARROW_LEFT, sentences - 1), (Keys.HOME, 1)):
@@ -181,7 +181,7 @@ class Page(unittest.TestCase):
             self.assertEqual(self.find("#map").get_attribute("aria-valuenow"), str(now))
         self.find("#map").send_keys(Keys.ARROW_DOWN)
         self.assertGreater(int(self.find("#map").get_attribute("aria-valuenow")), 2)
-        # So does a link, and its counts come by layer and head: 8 layers of 2.
+        # A link also selects a sentence. The counts of the sentence come by layer and head: 8 layers of 2.
         self.all("article.answer a")[links.index(SENTENCE)].send_keys(Keys.ENTER)
         self.assertEqual(self.focused().get_attribute("id"), "map")
         self.assertNotEqual(self.find("#map").value_of_css_property("outline-style"), "none")
@@ -193,7 +193,7 @@ class Page(unittest.TestCase):
         self.assertAlmostEqual(100 * held / (16 * tokens), float(share), delta=0.1)  # 3 digits are shown
         self.assert_fits()
         self.shoot("wide")
-        # What looks like HTML is text; the conversation goes on.
+        # Text that looks like HTML is shown as text, and the conversation continues.
         self.ask("<b>Who</b> is in the house?")
         self.assertEqual(self.all("#log b"), [])
         self.assertEqual(self.all("article.user .text")[1].text, "<b>Who</b> is in the house?")
@@ -213,7 +213,7 @@ class Page(unittest.TestCase):
         self.wait(lambda: not self.all("#settings[open]"))
         self.wait(lambda: "window, pool of 256" in self.text("#model") and " of 50,331,648 bytes" in self.text("#bytes"))
         self.assertNotEqual(self.ask(QUESTION), "40917")
-        # The answer says so, and the map marks the sentence.
+        # The answer says that the sentence is gone, and the map marks it.
         self.assertIn("is no longer held, so this is likely a guess: no head has any of “" + SENTENCE + "”", self.text(".gone"))
         self.assertTrue(self.find("#lost").is_displayed())
         self.assertTrue(self.colour("error") in self.shades())
@@ -222,7 +222,7 @@ class Page(unittest.TestCase):
         self.assertIn("no longer held", self.text("#figures"))
         self.assertIn("no longer held", self.find("#map").get_attribute("aria-valuetext"))
         self.shoot("gone")
-        # What the server refuses is said where it was asked for, and changes nothing.
+        # A refusal of the server is shown where the value was entered, and changes nothing.
         self.change(pool="10000000", budget="")
         self.wait(lambda: "lacks" in self.text("#refusal"))
         self.assertTrue(self.find("#settings").is_displayed())
@@ -236,7 +236,8 @@ class Page(unittest.TestCase):
         self.shoot("settings-phone")
         self.look(1280, 800)
         self.shoot("settings")
-        # More than the server was started with is not sent at all; Escape leaves everything as it is.
+        # A value above the one that the server was started with is not sent at all. Escape leaves everything
+        # unchanged.
         budget = self.find("#budget")
         budget.clear()
         budget.send_keys("65", Keys.ENTER)
@@ -245,7 +246,7 @@ class Page(unittest.TestCase):
         budget.send_keys(Keys.ESCAPE)
         self.wait(lambda: not self.all("#settings[open]"))
         self.assertEqual(self.focused().get_attribute("id"), "change")
-        # The number of selected entries is asked for where some are selected; the document is still there.
+        # The number of selected entries is asked for only with a selection. The document is still there.
         self.change(retention="auto", pool="1024", selection="tokenselect", select_k="64", budget="64")
         self.wait(lambda: self.text("#model").endswith("mix, pool of 1,024, tokenselect"))
         self.assertEqual(self.server_settings()["select-k"], 64)
@@ -274,7 +275,7 @@ class Page(unittest.TestCase):
 
 
 class Behind(http.server.BaseHTTPRequestHandler):
-    """A proxy that shows the server below /llm, under its own name."""
+    """Tests with a proxy that serves the page below /llm, under its own name."""
 
     server_port = 0
 

@@ -1,4 +1,4 @@
-"""The server under test, and clients of it: the standard library alone."""
+"""The server under test, and clients for it. Needs only the standard library."""
 import atexit
 import http.client
 import json
@@ -15,18 +15,18 @@ MODEL = SOURCE + "/models/thimble-demo-28m-q8_0.gguf"
 HEADS = SOURCE + "/models/thimble-demo-28m.heads.gguf"
 with open(SOURCE + "/models/demo-book.txt", encoding="utf-8") as file:
     BOOK = file.read()
-# On the CPU, whatever cards there are.
+# Run on the CPU, even if there are GPUs.
 ENVIRONMENT = dict(os.environ, CUDA_VISIBLE_DEVICES="", VK_ICD_FILENAMES="/nowhere")
 
 
 def thimble(*arguments, text=""):
-    """What the command prints."""
+    """Returns the command's output."""
     return subprocess.run([COMMAND, *arguments], input=text, capture_output=True, text=True, check=True,
                           env=ENVIRONMENT).stdout
 
 
 class Server:
-    """thimble serve on a port of its own."""
+    """thimble serve on its own port."""
 
     def __init__(self, *flags, model=MODEL):
         self.process = subprocess.Popen([COMMAND, "serve", "-m", model, "--port", "0", *flags],
@@ -42,7 +42,7 @@ class Server:
         raise RuntimeError("the server did not start: " + "".join(lines))
 
     def stop(self, with_signal=signal.SIGTERM):
-        """The exit code and the seconds it took."""
+        """Stops the server. Returns the exit code and the seconds that this took."""
         start = time.monotonic()
         self.process.send_signal(with_signal)
         code = self.process.wait(timeout=20)
@@ -53,7 +53,7 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
 
     def ask(self, method, path, body=None, headers=None, timeout=60):
-        """Status, headers and body of a response; the body as JSON where it is."""
+        """Returns the status, headers and body of a response. The body is parsed if it is JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             data = json.dumps(body) if isinstance(body, (dict, list)) else body
@@ -69,7 +69,7 @@ class Server:
         return self.ask("GET", path)[2]
 
     def chat(self, messages, path="/v1/chat/completions", **fields):
-        """A response's JSON; fails on an error."""
+        """Returns the JSON of a response; fails on an error."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         status, _, body = self.ask("POST", path, {"messages": messages, **fields})
@@ -77,20 +77,20 @@ class Server:
         return body
 
     def set(self, **settings):
-        """Status and body of what POST /thimble/settings answers; select_k is "select-k"."""
+        """Returns the status and body of the answer to POST /thimble/settings; select_k is "select-k"."""
         body = {name.replace("_", "-"): value for name, value in settings.items()}
         status, _, answer = self.ask("POST", "/thimble/settings", body, {"Content-Type": "application/json"})
         return status, answer
 
     def begin(self, body, path="/v1/chat/completions"):
-        """A socket on which the answer to this body is on its way."""
+        """Sends this body. Returns the socket on which the answer comes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection = self.connect()
         connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return connection
 
     def stream(self, body, path="/v1/chat/completions"):
-        """All lines of a stream of events."""
+        """Returns all lines of a stream of events."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", path, json.dumps({**body, "stream": True}))
         response = connection.getresponse()
@@ -106,7 +106,7 @@ class Server:
         return sum(slot["busy"] for slot in self.state()["slots"])
 
     def wait_until(self, condition, seconds=20):
-        """Seconds until a condition of the state holds."""
+        """Returns the seconds until a condition on the state holds."""
         start = time.monotonic()
         while not condition(self.state()):
             assert time.monotonic() - start < seconds, "the server never came to that: " + str(self.state())
@@ -114,17 +114,17 @@ class Server:
         return time.monotonic() - start
 
     def anonymous_bytes(self):
-        """Memory of the process that no file backs."""
+        """The memory of the process that is not backed by a file."""
         return self.memory_of("RssAnon")
 
     def memory_of(self, kind):
-        """Bytes, as the system names and counts them."""
+        """Bytes of memory under the system's name for a kind of memory."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             return int(re.search(kind + r":\s+(\d+) kB", status.read()).group(1)) * 1024
 
 
 def drain(connection, limit=1 << 20):
-    """What comes until the other side closes, or nothing more does."""
+    """Returns the bytes that come until the other side closes or sends nothing more."""
     got = b""
     try:
         while len(got) < limit:
@@ -138,6 +138,6 @@ def drain(connection, limit=1 << 20):
 
 
 def events(lines):
-    """The data of a stream: JSON objects, and the word that ends it."""
+    """Returns the data of a stream: JSON objects, and the word that ends it."""
     data = [line[6:] for line in lines if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]

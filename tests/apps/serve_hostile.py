@@ -1,8 +1,8 @@
-"""Requests that nobody should send, thousands of them: serve_hostile.py COMMAND SOURCE_FOLDER COUNT
+"""Sends thousands of invalid or abusive requests: serve_hostile.py COMMAND SOURCE_FOLDER COUNT
 
-The server must answer each as it deserves or close it, stay alive, and stay within its budget and what stands beside it.
-Meanwhile others hold 200 connections, some send their bodies a few bytes at a time, and honest clients, who come again where
-the queue is full, must get what they would get alone.
+The server must answer each request correctly or close its connection, keep running, and stay within its budget and the fixed
+addition to it. Meanwhile some clients hold 200 connections, and some send their bodies a few bytes at a time. Honest clients,
+which retry if the queue is full, must get the same answers as without other clients.
 """
 import json
 import random
@@ -33,7 +33,8 @@ def chat(**fields):
     return json.dumps({**QUESTION, **fields}).encode()
 
 
-# Each gives bytes to send and the statuses that may answer; None: the client does not wait for an answer.
+# Each function returns the bytes to send and the allowed statuses of the answer; None: the client does not
+# wait for an answer.
 
 def noise(r):
     return r.randbytes(r.randrange(1, 4000)), {b"400", b"431", b""}
@@ -111,7 +112,7 @@ def leaves(r):
 
 
 def large(r):
-    """A text as large as may be, which takes minutes to read: its client leaves."""
+    """A text of the largest allowed size, which takes minutes to read; its client leaves."""
     text = (BOOK * 5)[:r.randrange(LARGEST // 2, LARGEST - 40000)]  # new lines and quotes take two bytes
     return post(json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()), None
 
@@ -155,7 +156,7 @@ def send(server, kind, r, problems):
             connection.shutdown(socket.SHUT_WR)
         got = drain(connection)
         status = got[9:12] if got.startswith(b"HTTP/1.") else b""
-        # The queue may be full, or large texts take all the room.
+        # The queue may be full, or large texts may take all the room.
         busy = (status == b"429" and b"200" in allowed) or (status == b"503" and b"large" in got)
         if status not in allowed and not busy:
             problems.append(f"{kind.__name__}: {status} for {data[:120]}: {got[:300]}")
@@ -164,7 +165,7 @@ def send(server, kind, r, problems):
 
 
 def honest(server, ended, waits, problems):
-    """Asks until it is answered, again and again; notes the seconds that each answer took."""
+    """Repeats a question, each time until it is answered, and notes the seconds of each answer."""
     while not ended.is_set():
         start = time.monotonic()
         status = 429
@@ -195,7 +196,7 @@ def slow(server, ended, seed, waits, problems):
 
 
 def hold(server, ended):
-    """Keeps so many connections, half of them with the beginning of a request."""
+    """Holds many connections, half of them with the beginning of a request."""
     held = []
     while not ended.is_set():
         open_still = []

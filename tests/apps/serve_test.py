@@ -1,4 +1,4 @@
-"""thimble serve as its clients see it: serve_test.py COMMAND SOURCE_FOLDER"""
+"""Tests thimble serve from a client's side: serve_test.py COMMAND SOURCE_FOLDER"""
 import http.client
 import json
 import re
@@ -14,7 +14,8 @@ import unittest
 from serve_client import BOOK, HEADS, MODEL, SOURCE, Server, drain, events, thimble
 
 BUDGET = 64 << 20
-# Beside the budget the process holds its program's own data, requests that are being read, and 256 connections.
+# In addition to the budget, the process holds its program's own data, requests that are being read, and 256
+# connections.
 BESIDE = 32 << 20
 LEAVERS = 3
 QUESTION = "Sylvia works in Bergen. In which city does Sylvia work?"
@@ -26,12 +27,12 @@ def user(text):
 
 
 def long_request(stream=True, name=""):
-    """A request whose reading takes many seconds; of another name, afresh."""
+    """A request whose text takes many seconds to read. With another name it is read from the start."""
     return {"messages": [user(name + BOOK + "\n\nWhat is this?")], "stream": stream}
 
 
 def read_until(connection, done):
-    """What comes until done() of it, which must be before the end."""
+    """Returns the bytes that come until done() is true of them, which must be before the end."""
     got = b""
     while not done(got):
         piece = connection.recv(4096)
@@ -45,7 +46,7 @@ def content(lines):
 
 
 class Answers(unittest.TestCase):
-    """One server for all that leaves it as it was."""
+    """Tests that leave the server unchanged and share one."""
 
     @classmethod
     def setUpClass(cls):
@@ -68,7 +69,7 @@ class Answers(unittest.TestCase):
     def test_a_conversation_goes_on_as_in_chat_and_reads_new_text_only(self):
         turns = ["Sylvia works in Bergen. In which city does Sylvia work?", "Harriet keeps the telescope in the attic.",
                  "Where does Harriet keep the telescope?"]
-        # Chat writes an answer a line where nobody sits at a terminal.
+        # `thimble chat` writes each answer on a line if its output is not a terminal.
         expected = thimble("chat", "-m", MODEL, *POLICY, text="\n".join(turns) + "\n").split("\n")
         messages, before = [], 0
         for turn, answer in zip(turns, expected):
@@ -184,7 +185,8 @@ class Answers(unittest.TestCase):
         self.assertEqual(together, alone)
 
     def test_whoever_leaves_stops_the_reading_within_a_tenth_of_a_second(self):
-        # The quickest counts: other programs can delay a thread, nothing makes it faster. docs/server.md has what is printed.
+        # Only the quickest case counts: other programs can delay a thread, but nothing makes it faster.
+        # docs/server.md has the printed times.
         times = []
         for i in range(LEAVERS):
             connection = self.server.begin(long_request(name=str(i)))
@@ -271,7 +273,7 @@ class Answers(unittest.TestCase):
             self.assertEqual(drain(connection).count(b"200 OK"), 3)
 
     def statuses(self, request, half=False):
-        """Of all answers that these bytes get; what looks like a second request in a body must get none."""
+        """Returns the statuses of all answers to these bytes. Bytes in a body that look like a second request must get no answer."""
         with self.server.connect(timeout=5) as connection:
             try:
                 connection.sendall(request)
@@ -389,7 +391,7 @@ class Answers(unittest.TestCase):
             shares = sum(heads, [])
             self.assertAlmostEqual(sum(shares) / len(shares), segment["kept"], 6)
         self.assertTrue(0 < segments[20]["kept"] < 1)  # heads differ
-        # A look changes nothing: the conversation goes on behind its answer.
+        # Reading the state changes nothing: the conversation continues after its answer.
         messages = [user(text + "\n\nWho is in the house?"), body["choices"][0]["message"], user("Where is the garden?")]
         self.assertEqual(self.server.chat(messages)["usage"]["prompt_tokens_details"]["cached_tokens"], held["position"])
         for query in ("", "slot=2", "slot=-1", "slot=a", "slot=0&first=0", "slot=0&first=0&count=0",
@@ -405,7 +407,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(expected, "40917\n")
         held = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")
         segments, asked = held["segments"], held["asked"]
-        # Each token's shares make up 1, and their mean does.
+        # The shares of each token sum to 1, and so does their mean.
         self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 4)
         most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
         self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
@@ -447,7 +449,7 @@ class Answers(unittest.TestCase):
 
 
 class Settings(unittest.TestCase):
-    """Policies and budget are changed while the server runs."""
+    """Tests that change policies and budget while the server runs."""
 
     LISBON = BOOK[:16000] + "\n\nWhat is the door code of the Lisbon warehouse?"
 
@@ -502,10 +504,10 @@ class Settings(unittest.TestCase):
             self.assertIn(words, error["error"]["message"])
         self.assertEqual(server.state(), {**before, "memory": server.state()["memory"]})
         self.assertEqual(server.state()["memory"]["pool"], before["memory"]["pool"])
-        # What was read is still there.
+        # The tokens that were read are still there.
         again = server.chat([user(QUESTION), body["choices"][0]["message"], user("Where is that?")])
         self.assertEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], body["usage"]["total_tokens"])
-        # Another page cannot: its form sends no JSON, and its script an origin.
+        # Another page cannot do this: its form does not send JSON, and its script sends an origin.
         data, json_type = json.dumps({"pool": 64}), {"Content-Type": "application/json"}
         for headers, expected in (({}, 415), ({"Content-Type": "text/plain"}, 415), ({**json_type, "Origin": "null"}, 403),
                                   ({**json_type, "Host": "evil.example"}, 403)):
@@ -557,7 +559,7 @@ class Settings(unittest.TestCase):
 
 
 class Large(unittest.TestCase):
-    """Texts as large as they may be: a body of 1 MiB with this budget."""
+    """Tests with texts of the largest allowed size: a body of 1 MiB with this budget."""
 
     MOST = 1 << 20
 
@@ -568,7 +570,7 @@ class Large(unittest.TestCase):
         self.assertEqual(self.server.stop()[0], 0)
 
     def most_memory_of(self, text, count):
-        """The most that the server takes until so many of this text are being read or wait, and there is no room for more."""
+        """The peak memory of the server until `count` copies of this text are being read or wait, and there is no room for more."""
         data = [json.dumps({"messages": [user(name + "\n" + text)], "stream": True}, ensure_ascii=False).encode()
                 for name in "abcd"[:count]]
         data = [d[:1] + b" " * (self.MOST - len(d)) + d[1:] for d in data]
@@ -614,7 +616,7 @@ class Large(unittest.TestCase):
 
 
 class InFlight(unittest.TestCase):
-    """What requests and answers take of memory, together: 12 MiB with this budget."""
+    """Tests the memory limit of all requests and answers together: 12 MiB with this budget."""
 
     MOST = 12 << 20
 
@@ -677,14 +679,14 @@ class InFlight(unittest.TestCase):
         status, _, error = self.server.ask("POST", "/v1/completions", answer)
         self.assertEqual(status, 503, error)
         self.assertIn("the answer is too large for the server's memory", error["error"]["message"])
-        # What is small, or streamed, is answered meanwhile.
+        # Small requests and streamed ones are answered meanwhile.
         self.assertEqual(self.server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
         for connection in bodies:
             connection.close()
 
 
 class Slow(unittest.TestCase):
-    """Clients that send nothing more; all wait at the same time."""
+    """Tests with clients that stop sending; all wait at the same time."""
 
     def test_who_sends_nothing_more_is_closed(self):
         server = Server(*POLICY, "--mem-budget", "64MiB")
@@ -701,7 +703,7 @@ class Slow(unittest.TestCase):
 
 
 class OneSlot(unittest.TestCase):
-    """What needs a server of its own: a full queue, a key, a pool that ends, Ctrl-C."""
+    """Tests that need their own server: a full queue, a key, a pool that becomes full, Ctrl-C."""
 
     def test_a_full_queue_is_said_and_an_empty_one_serves_again(self):
         server = Server(*POLICY, "--slots", "1")
@@ -814,7 +816,8 @@ class OneSlot(unittest.TestCase):
         ids = server.ask("POST", "/tokenize", {"content": BOOK[:4000]})[2]["tokens"]
         body = {"prompt": ids, "max_tokens": 1}
         self.assertEqual(server.ask("POST", "/v1/completions", body)[0], 200)
-        # A prompt leaves the pool, of which the first 4 tokens are protected, and its last 100 tokens; then one was generated.
+        # A prompt leaves the pool, whose first 4 tokens are protected, and its last 100 tokens; then one
+        # token was generated.
         for first, count, share in ((0, 4, 1), (4, len(ids) - 356, 0), (len(ids) - 352, 353, 1), (3, 2, 0.5)):
             heads = server.get(f"/thimble/kept?slot=0&first={first}&count={count}")["heads"]
             self.assertEqual({value for layer in heads for value in layer}, {share}, (first, count))

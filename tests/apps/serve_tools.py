@@ -1,7 +1,8 @@
-"""Calls of tools and thoughts from a request to the model and back: serve_tools.py COMMAND SOURCE_FOLDER
+"""Tests tool calls and thoughts from a request to the model and back: serve_tools.py COMMAND SOURCE_FOLDER
 
-The models are made here. A model's layer adds nothing, and its output knows one successor of each token: after <|assistant|> the
-first calls add(1, 2), after <|result|> it says "It is 3.", and everything else it ends. Each byte of a prompt is a token."""
+The models are made here. A model's layer adds nothing, and its output has one successor for each token. The first model
+calls add(1, 2) after <|assistant|>, says "It is 3." after <|result|>, and ends after any other token. Each byte of a prompt
+is a token."""
 import json
 import os
 import re
@@ -25,14 +26,14 @@ WIDTH = 288  # one channel for each token: the embedding is the identity
 
 
 def spelled(text):
-    """Bytes as byte-level BPE spells them, one character each."""
+    """Bytes in the spelling of byte-level BPE, one character each."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in text)
 
 
 def vocabulary(special, chains):
-    """Texts, and types: 1 is a text, 3 a control token."""
+    """Returns the texts and types of the tokens: type 1 is text, 3 is a control token."""
     texts = [spelled([byte]) for byte in range(256)] + special
     types = [1] * 256 + [3] * len(special)
     for text in dict.fromkeys(text for chain in chains for text in chain if text not in special and len(text) > 1):
@@ -43,7 +44,7 @@ def vocabulary(special, chains):
 
 
 def weights(texts, special, chains):
-    """Name, shape (columns first) and floats of each tensor."""
+    """Yields the name, shape (columns first) and floats of each tensor."""
     after = {text: chains[0][-1] for text in texts}
     for chain in chains:
         names = [text if text in special else spelled(text.encode()) for text in chain]
@@ -82,7 +83,7 @@ def metadata(key, value):
 
 
 def write_model(path, template=TEMPLATE, special=SPECIAL, chains=CHAINS):
-    """Each chain ends with the token that ends an answer."""
+    """Writes a model. Each chain ends with the token that ends an answer."""
     texts, types = vocabulary(special, chains)
     keys = {"general.architecture": "llama", "general.name": "a chain", "llama.context_length": 8192, "llama.block_count": 1,
             "llama.embedding_length": WIDTH, "llama.feed_forward_length": 32, "llama.attention.head_count": 1,
@@ -109,21 +110,21 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type
 ADD = {"name": "add", "description": "Adds: a & b, <très> \"bien\"."}
 TOOLS = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
 ANTHROPIC_TOOLS = [{**ADD, "input_schema": SCHEMA}]
-# What the template makes of it: json.dumps is what such templates are written for.
+# The text that the template makes of it. Such templates are written for json.dumps.
 PROMPT = f"<|tools|>{json.dumps(TOOLS, ensure_ascii=False)}<|user|>What is 1 + 2?<|end|><|assistant|>"
 ANSWERED = PROMPT + "".join(CALL) + "<|end|>"
 WITH_RESULT = ANSWERED + "<|tool|>3<|end|><|result|>It is 3."
 
 
 def tokens(text):
-    """Of a prompt: a token for each byte, and one for each special text."""
+    """The number of tokens of a prompt: one for each byte, and one for each special text."""
     for special in SPECIAL:
         text = text.replace(special, "\0")
     return len(text.encode())
 
 
 class Chain(unittest.TestCase):
-    """A server of one slot for each test, whose text is then what that test's requests made."""
+    """Each test has a server with one slot, so the slot's text comes only from the requests of that test."""
     model_of = ()  # template, special tokens, chains
 
     @classmethod
@@ -163,7 +164,7 @@ class Tools(Chain):
         second = self.server.chat([QUESTION, choice["message"], result], tools=TOOLS)
         self.assertEqual(second["choices"][0]["message"], {"role": "assistant", "content": "It is 3."})
         self.assertEqual(second["choices"][0]["finish_reason"], "stop")
-        # The call is what the model wrote, not what a template would make of it.
+        # The text of the call is what the model wrote, not what a template would make of it.
         self.assertGreaterEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], body["usage"]["total_tokens"] - 1)
         self.assertTrue(self.read().startswith(WITH_RESULT), self.read())
 
@@ -231,12 +232,12 @@ class Tools(Chain):
         self.assertEqual((held["asked"]["segment"], held["asked"]["gone"]), (0, True), held)
 
     def test_a_begun_answer_goes_on(self):
-        """The message that the client began is no turn of its own: the model goes on with it."""
+        """The message that the client began is not a separate turn: the model continues it."""
         question = {"role": "user", "content": "Hi"}
         for path, fields in (("/v1/messages", {"max_tokens": 5}), ("/v1/chat/completions", {"continue_final_message": True})):
             self.server.chat([question, {"role": "assistant", "content": "It is"}], path, **fields)
             self.assertEqual(self.read(), "<|user|>Hi<|end|><|assistant|>It is<|end|>")
-        # What it becomes is one message, after which the conversation goes on.
+        # The two parts become one message, after which the conversation continues.
         body = self.server.chat([question, {"role": "assistant", "content": "It is"}, question], "/v1/messages", max_tokens=5)
         self.assertGreater(body["usage"]["cache_read_input_tokens"], 0)
 
@@ -264,7 +265,8 @@ class Tools(Chain):
         self.assertEqual(base.stop()[0], 0)
 
 
-# As gpt-oss' template: an answer is a message of thoughts and a final one; only the last is given back.
+# As in gpt-oss' template, an answer is a message of thoughts and a final one. The client returns only the
+# last.
 HARMONY = """\
 {%- for message in messages %}
 {%- if message.role == 'assistant' and '<|channel|>' in message.content %}{{ raise_exception('channels in the content') }}{% endif %}
@@ -280,7 +282,7 @@ CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", 
 
 
 class Harmony(Chain):
-    # One token has one successor, so all that is said after <|start|>assistant is one token.
+    # Each token has one successor, so the whole text after <|start|>assistant is one token.
     model_of = (HARMONY, CHANNELS, [["t", "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
                                      "<|channel|>final<|message|>Four.", "<|return|>"]])
 
@@ -317,7 +319,8 @@ class Harmony(Chain):
         self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
 
 
-# A template that opens the thought itself, unless it is told not to, and has neither system messages nor long ids.
+# A template that opens the thought itself, unless it is told not to. It supports neither system messages nor
+# long ids.
 THINKER = """\
 {%- for message in messages %}
 {%- if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
@@ -331,7 +334,7 @@ MARKS = ["<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<think>", "</think
 
 
 class Thoughts(Chain):
-    # Marks of thoughts that are control tokens, which have no text, are found all the same.
+    # Marks of thoughts are found even if they are control tokens, which have no text.
     model_of = (THINKER, MARKS, [["<think>", 'Maybe <tool_call>{"name": "rm", "arguments": {}}</tool_call>? No.', "</think>",
                                   '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "<|end|>"]])
 

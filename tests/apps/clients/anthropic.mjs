@@ -8,7 +8,7 @@ const server = await Server.start(demo);
 const tools = await Server.start(chain, "--pool", "2048", "--retention", "none");
 after(() => Promise.all([server.stop(), tools.stop()]));
 
-// One stop_reason, then the end, and nothing behind it.
+// One stop_reason, then the end, and nothing after it.
 const streams = watch((text) => {
   const data = text.split("\n").filter((line) => line.startsWith("data: ")).map((line) => JSON.parse(line.slice(6)));
   assert.deepEqual(data.slice(-2).map(({ type }) => type), ["message_delta", "message_stop"]);
@@ -73,7 +73,7 @@ test("errors have their classes", async () => {
 });
 
 test("whoever leaves is served again", async () => {
-  const other = connect(server); // its streams have no end to check
+  const other = connect(server); // the ends of its streams are not checked
   for await (const event of await other.messages.create({ ...fields, stream: true })) break;
   await server.idle();
   const stream = other.messages.stream({ ...fields, messages: story });

@@ -8,7 +8,7 @@ const server = await Server.start(demo);
 const tools = await Server.start(chain, "--pool", "2048", "--retention", "none");
 after(() => Promise.all([server.stop(), tools.stop()]));
 
-// One finish_reason, behind it at most the usage, then [DONE].
+// One finish_reason, after it at most the usage, then [DONE].
 const streams = watch((text) => {
   const lines = text.split("\n").filter((line) => line.startsWith("data: "));
   assert.equal(lines.pop(), "data: [DONE]");
@@ -106,7 +106,7 @@ test("errors have their classes", async () => {
 });
 
 test("whoever leaves is served again", async () => {
-  const other = connect(server); // its streams have no end to check
+  const other = connect(server); // the ends of its streams are not checked
   for await (const chunk of await other.chat.completions.create({ model: "any", messages: question, stream: true })) break;
   await server.idle();
   const controller = new AbortController();

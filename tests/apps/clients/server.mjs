@@ -1,15 +1,16 @@
-// The server under test, and what its clients are asked to do.
+// The server under test, and the requests that its clients make.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const [command, source] = process.argv.slice(2);
 export const demo = source + "/models/thimble-demo-28m-q8_0.gguf";
-export const chain = "chain.gguf"; // as tests/apps/serve_tools.py says
+export const chain = "chain.gguf"; // written by tests/apps/serve_tools.py
 
 export const question = [{ role: "user", content: "Sylvia works in Bergen. In which city does Sylvia work?" }];
 export const answer = "In Bergen.";
-export const story = [{ role: "user", content: "Tell me a long story. ".repeat(2000) }]; // that takes a while to read
+// Reading it takes a while.
+export const story = [{ role: "user", content: "Tell me a long story. ".repeat(2000) }];
 export const sum = [{ role: "user", content: "What is 1 + 2?" }];
 export const schema = { type: "object", properties: { a: { type: "integer" }, b: { type: "integer" } } };
 export const numbers = { a: 1, b: 2 };
@@ -17,7 +18,7 @@ export const numbers = { a: 1, b: 2 };
 export class Server {
   static async start(model, ...flags) {
     const process_ = spawn(command, ["serve", "--device", "cpu", "-m", model, "--port", "0", "--api-key", "secret", ...flags]);
-    process.on("exit", () => process_.kill()); // where a test fails
+    process.on("exit", () => process_.kill()); // if a test fails
     let text = "";
     for await (const piece of process_.stderr) {
       const match = (text += piece).match(/http:\/\/\S+:\d+/);
@@ -44,7 +45,8 @@ export class Server {
   }
 }
 
-// A fetch for a client that also gives each whole stream of events to `check`, beneath what the client makes of it.
+// A fetch for a client that also passes each complete stream of events to `check`, in the form in which the
+// server sent it.
 export function watch(check) {
   const checked = [];
   const watched = async (url, init) => {
@@ -54,7 +56,7 @@ export function watch(check) {
     checked.push(new Response(ours).text().then(check));
     return new Response(theirs, response);
   };
-  // How many streams there were.
+  // The number of streams.
   watched.finish = async () => (await Promise.all(checked.splice(0))).length;
   return watched;
 }
