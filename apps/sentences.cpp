@@ -7,7 +7,7 @@ namespace app {
 
 namespace {
 
-// Tokens of a sentence: from kLong on it is cut after a word, from kTooLong on after any character
+// Tokens of a sentence: from kLong on it is cut after a word, from kTooLong on after any character.
 constexpr uint64_t kLong = 48, kTooLong = 96;
 
 constexpr std::string_view kSpace = " \t\r\n";

@@ -35,7 +35,7 @@ function(thimble_target name)
                                            # With the sanitizers, g++ warns about paths that do not exist.
                                            $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
                                            $<$<AND:$<CXX_COMPILER_ID:GNU>,$<COMPILE_LANGUAGE:CXX>>:-Wno-mismatched-new-delete>)
-    # G++ defines it itself
+    # g++ defines this macro itself.
     target_compile_definitions(${name} PRIVATE $<$<CXX_COMPILER_ID:Clang>:__SANITIZE_ADDRESS__>)
     target_link_options(${name} PUBLIC -fsanitize=address,undefined)
   endif()

@@ -149,7 +149,7 @@ bool read_call(std::string_view written, bool bare, Part& call) {
   for (const auto& [key, value] : fields.items())
     if (!arguments && !parameters && key != "name" && key != "id" && key != "type") return false;
   const std::string_view given = member(object, arguments ? "arguments" : "parameters");
-  // The name of the arguments is written with escapes
+  // The name of the arguments is written with escapes.
   if (given.empty() && (arguments || parameters)) return false;
   call.kind = Part::Kind::kCall;
   call.name = *name;

@@ -41,7 +41,7 @@ bool same_message(const Json& held, const Json& given) {
 }  // namespace
 
 size_t bytes_of(const Json& value) {
-  // KBlock: overhead of an allocation; kShort: bytes of a text that fit inside its object
+  // kBlock: overhead of an allocation; kShort: bytes of a text that fit inside its object.
   constexpr size_t kBlock = 16, kShort = 15;
   const auto outside = [](const std::string& text) {
     return text.size() > kShort ? text.size() + kBlock : 0;

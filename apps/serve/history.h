@@ -31,7 +31,7 @@ struct Prompt {
 // The place from which a request continues.
 struct Reuse {
   uint64_t position = 0;  // in the stream; everything after it is forgotten
-  // Number of the conversation's messages that are held; 0: the first `position` ids are held
+  // The number of the conversation's messages that are held; 0: the first `position` ids are held.
   size_t messages = 0;
   bool cut = false;  // the last of these messages lacks its end-of-turn token
 };

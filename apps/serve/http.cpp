@@ -180,7 +180,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool writing_ = false, watching_ = false, closed_ = false;
   std::string out_, sending_;            // events, headers
   std::string body_out_, body_sending_;  // body of a whole answer, sent after these
-  // Bytes of the request; bytes of the answer that the client has not taken
+  // Bytes of the request; bytes of the answer that the client has not taken.
   Share body_room_, answer_room_;
   std::function<void()> left_;
   std::function<std::string()> tick_;

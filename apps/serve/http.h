@@ -18,7 +18,7 @@ struct Request {
   std::string method, path, query;                   // path without the query, not decoded
   std::string host, origin, authorization, api_key;  // headers; api_key is x-api-key
   std::string content_type;                          // likewise
-  // The address of this machine to which the client connected
+  // The address of this machine to which the client connected.
   std::string address;
   std::string body;
 };
@@ -60,7 +60,7 @@ struct HttpLimits {
   size_t connections = 256;
   int header_seconds = 10;  // to receive a request's header
   int idle_seconds = 60;    // between the requests of a connection
-  // Without receiving a byte of a body, or without the client taking one of an answer
+  // The longest time without receiving a byte of a body, or without the client taking one of an answer.
   int stall_seconds = 10;
   int body_seconds = 60;  // to receive a whole body
 };

@@ -86,7 +86,7 @@ class Scheduler {
   struct View {
     const Session& session;
     const History& history;
-    // Attention of its last answer to each position; empty: it was not measured
+    // Attention of its last answer to each position; empty: it was not measured.
     const std::vector<float>& attended;
     const std::string& question;  // the question of that answer; "": the prompt was not a conversation
   };

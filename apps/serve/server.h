@@ -83,7 +83,7 @@ class Server {
   const int64_t started_;
   const size_t largest_text_;
   Room room_;  // counts the bytes of all requests and answers in progress
-  // The retention that the command's heads serve; THIMBLE_RETENTION_DEFAULT: no heads
+  // The retention that the command's heads serve; THIMBLE_RETENTION_DEFAULT: no heads.
   const int32_t heads_retention_;
   std::mutex responses_mutex_;
   std::map<int, uint64_t> responses_;  // number of responses by status

@@ -1486,7 +1486,7 @@ TEST(Chat, SavesAConversationAndLoadsIt) {
     return text.substr(text.rfind('\n', text.size() - 2) + 1);
   };
   EXPECT_EQ(last_line(loaded.out), last_line(whole.out));
-  // Last line of /memory: entries, tokens, evicted
+  // Last line of /memory: entries, tokens, evicted.
   EXPECT_EQ(last_line(loaded.error), last_line(whole.error));
 }
 

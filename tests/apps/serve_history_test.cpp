@@ -110,7 +110,7 @@ TEST(ServeHistory, ReadingThatWasStoppedIsTakenUpAtItsLastChunk) {
   history.add_prompt(first.ids.data(), 34);
   history.stopped_reading();
   EXPECT_EQ(history.find(first).position, 30u);
-  // The entries before 20 may be gone
+  // The entries before 20 may be gone.
   EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 33)).position, 0u);
   history.rewind({});
   EXPECT_TRUE(history.empty());

@@ -148,7 +148,7 @@ void fail_each(const char* what, uint64_t at_least, const std::function<thimble_
     const thimble_status status = call(e);
     const bool failed = allocation_failed(n);
     Error none;
-    // Works again, and allocates the memory that the library keeps between calls
+    // Works again, and allocates the memory that the library keeps between calls.
     EXPECT_OK(call(none), none);
     const int64_t leaked = live_bytes() - before;
     EXPECT_LE(leaked, 0) << what << ", allocation " << n << " of " << total << ": " << e.message;

@@ -310,7 +310,7 @@ TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
   EXPECT_EQ(forgets.write(c, marks.tokenizer).status().code(), Code::kUnsupported);
   const ChatWriter chatml = ChatWriter::choose(kChatml);
   c.continues = false;
-  // The held messages end with a user's message, or are more than there are
+  // The held messages end with a user's message, or are more than there are.
   for (const uint64_t held : {1, 2}) {
     c.held = held;
     EXPECT_EQ(chatml.write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);

@@ -81,7 +81,7 @@ class PoolRule {
       }
     const double overlap = static_cast<double>(common) / static_cast<double>(a.size());
     least_overlap_ = std::min(least_overlap_, overlap);
-    // One of 64 entries is already more than 1 %
+    // One of 64 entries is already more than 1 %.
     EXPECT_LE(a.size() - common, std::max<size_t>(1, a.size() / 100));
     // The lowest score among the entries that were not kept for being recent.
     float threshold = std::numeric_limits<float>::infinity();

@@ -110,7 +110,7 @@ std::vector<std::tuple<std::string, size_t>> architectures() {
   for (const DeviceInfo& info : list_devices())
     if (info.usable)
       for (size_t i = 0; i < 78; ++i)
-        // These cover every family and type
+        // The goldens of the software driver cover every family and type.
         if (!info.software || i % 5 == 2) all.emplace_back(info.name, i);
   return all;
 }
@@ -152,7 +152,7 @@ TEST(NumpyGoldens, AreReproducedForEveryTypeAndArchitecture) {
     for (size_t i = 0; i < greedy.size(); ++i) EXPECT_EQ(must(session->step()), greedy[i]);
     must(session->rewind(must(session->stats()).position - 2));
     const std::vector<float> again = accept(*session, greedy[greedy.size() - 2]);
-    // The logits that the last token was chosen from
+    // The logits that the last token was chosen from.
     for (const auto& [token, logit] : golden.at("last_top").get<Top>())
       EXPECT_NEAR(again.at(token), logit, tolerance) << "token " << token;
   }

@@ -63,7 +63,7 @@ std::vector<Case> cases(const SeededModel& m) {
       if (!none && retention != Retention::kTova && m.model->shape.layers == 2) o.keeps = {24, 61, 90, 33};
       all.push_back({std::string(policy_name(retention)) + " and " + policy_name(selection), o});
     }
-  // A retention that evicts, with dense attention and with lists
+  // A retention that evicts, with dense attention and with lists.
   for (const size_t i : {size_t{3}, size_t{4}}) {
     all.push_back(all[i]);
     all.back().name += ", original positions";

@@ -520,7 +520,7 @@ TEST(Model, GivesTheWindowToTheLayersThatThePatternNames) {
   EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
   EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));
   EXPECT_EQ(windows(32, 0), (std::vector<uint32_t>{32, 32}));
-  // Texts may be longer than in training
+  // Texts may be longer than in training.
   EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{1u << 20, 0}));
   using Layers = std::vector<int32_t>;
   for (const Layers& layers : {Layers{1}, Layers{1, 0, 1}})
@@ -622,7 +622,7 @@ TEST(Model, KnowsItsFurtherChatTemplatesByName) {
   EXPECT_EQ(m->chat_template_names(), (std::vector<std::string_view>{"tool_use", "chatml", "broken"}));
   EXPECT_EQ(asked(m, m->chat), "Hi");
   EXPECT_EQ(asked(m, m->chat_named("tool_use")), "tools: Hi");
-  // The template takes precedence over the known format of this name
+  // The template takes precedence over the known format of this name.
   EXPECT_EQ(asked(m, m->chat_named("chatml")), "own: Hi");
   EXPECT_NE(asked(m, m->chat_named("zephyr")).find("<|user|>"), std::string::npos);
   EXPECT_NE(m->chat_named("broken").status().message().find("the filter 'nope'"), std::string::npos);

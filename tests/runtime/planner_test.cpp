@@ -204,7 +204,7 @@ TEST(Planner, NothingIsAllocatedOnceASessionIsMade) {
     must(session->flush());
     must(session->score(scored, log_probs));
     for (int i = 0; i < 15; ++i) must(session->step());
-    // Each token releases an entry that it attended to
+    // With adore, each token releases an entry that it attended to.
     const bool releases = o.retention == Retention::kAdore;
     must(session->kept_by_position(kept.data(), o.watch && !releases ? attended.data() : nullptr));
     if (!releases) must(session->rewind(must(session->stats()).position - 1));

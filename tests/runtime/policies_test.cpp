@@ -202,7 +202,7 @@ TEST(Policies, CountWhatIsBeyondTheRangeOfHalves) {
   const SeededModel m =
       seeded_model({.layers = 1, .edit = [](const std::string& name, std::vector<float>& values) {
                       if (name.ends_with("attn_k.weight") || name.ends_with("attn_v.weight"))
-                        // The weights of channel 9
+                        // The weights of channel 9.
                         for (size_t i = 0; i < 32; ++i) values[9 * 32 + i] *= 100'000;
                     }});
   for (const Positions positions : {Positions::kList, Positions::kOriginal}) {

@@ -109,7 +109,7 @@ TEST(Reread, KeepsWhatTheSecondReadingAttendsTo) {
       s.feed(std::span(text).first(61));
       for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
       s.read(seeded_tokens(25, 64, 8));
-      // Generated tokens are also read again before an eviction
+      // Generated tokens are also read again before an eviction.
       for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);
       s.read(seeded_tokens(70, 64, 9));
       EXPECT_GE(s.judged, 10u);

@@ -75,7 +75,7 @@ TEST_F(RetainerFile, SaysWhatItIs) {
   expect_refused(with("retainer.base.fingerprint", uint64_t{1}), Code::kMismatch, "the fingerprint is");
   EXPECT_EQ(must(open(with("retainer.act", "gelu")))->act, kActGelu);
   EXPECT_EQ(must(open(tiny_retainer("llama", "mlp").erase("retainer.act")))->act, kActGeluErf);
-  // The default of llama
+  // The default of llama.
   EXPECT_EQ(must(open(tiny_retainer("llama", "locret").erase("retainer.act")))->act, kActSilu);
 }
 
@@ -264,7 +264,7 @@ TEST(Retainer, NeedsNoTensorsForLayersWithAWindow) {
 
 // The shares of windowed layers are not distributed to other layers.
 TEST(Retainer, DividesThePoolsOfLayersWithoutAWindow) {
-  // Layer 0 has the window
+  // Layer 0 has the window.
   const SeededModel m = seeded_model({.kind = "linear", .shares = {9, 9, 1, 2}, .window = 20});
   ASSERT_TRUE(m.retainer);
   SessionOptions o = options_of(m);

@@ -168,7 +168,7 @@ TEST(UnequalRuns, EveryHeadKeepsTheBestOfItsOwn) {
     for (const uint32_t protect_init : {0u, 30u}) {  // 30 is more than the shortest heads keep
       SCOPED_TRACE(std::string(policy_name(retention)) + ", first " + std::to_string(protect_init));
       Simulated s(retention, protect_init);
-      // A chunk is read when more tokens than a chunk wait
+      // A chunk is read when more tokens than a chunk wait.
       s.read(std::span(text).first(kChunk + 1), kChunk, false);
       for (size_t at = kChunk + 1; at + kChunk < text.size(); at += kChunk)
         s.read(std::span(text).subspan(at, kChunk), kChunk, false);
@@ -290,7 +290,7 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
   EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000), (std::vector<uint32_t>{310, 309, 3072, 309}));
   EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 2000), (std::vector<uint32_t>{1407, 2823, 3072, 698}));
   EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 3100), (std::vector<uint32_t>(4, 3100)));
-  // Positions of the text, regardless of the number of kept entries
+  // Positions of the text, regardless of the number of kept entries.
   EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000, Positions::kOriginal),
             (std::vector<uint32_t>{64, 64, 4 * 1000 - 3 * 64, 64}));
 }
@@ -364,7 +364,7 @@ TEST(WindowedLayers, KeepTheirLastTokens) {
     SessionOptions o = policy;
     const auto session = open_session(windowed().model, o);
     read(*session, seeded_tokens(200));
-    // There are no local tokens that an eviction leaves out
+    // There are no local tokens that an eviction leaves out.
     const bool none = o.retention == Retention::kNone;
     const Kept sets = kept(*session);
     for (const uint32_t layer : {0u, 2u})

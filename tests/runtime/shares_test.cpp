@@ -110,7 +110,7 @@ TEST(Shares, EvictNothingBeforeThePoolIsFull) {
 TEST(Shares, AreGivenAsFarAsATextCanUseThem) {
   const auto plan = [](SessionOptions o) { return must(make_plan(*model().model, *cpu(), o)).dimensions; };
   const Dimensions d = plan(sharing(model(), 300));
-  // Divisions for 300, 600 and 1,200 tokens: 2.9 times 300 entries are 870
+  // Divisions for 300, 600 and 1,200 tokens: 2.9 times 300 entries are 870.
   ASSERT_EQ(d.divisions.size(), 3u);
   for (const Division& division : d.divisions) {
     EXPECT_EQ(keep_together(division.runs), 4u * 300);

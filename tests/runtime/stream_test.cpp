@@ -272,7 +272,7 @@ TEST(Stream, ATurnThatFitsEvictsNothing) {
 // Decoded tokens are also evicted, while the last ones are protected. When the ring of decoded tokens is
 // full, they are scored before their room is used up.
 TEST(Stream, DecodesForEverInAFullPool) {
-  // 10: it is raised so that local and max_new are 64, or evictions would come too often
+  // 10: it is raised so that local and max_new are 64, or evictions would come too often.
   for (const uint32_t max_new : {10u, 150u}) {
     const auto session = open_session(model().model, {.retainer = model().retainer,
                                                       .retention = Retention::kLocret,

@@ -86,7 +86,7 @@ void expect_offsets(const Tokenizer& t, std::string_view text, const std::vector
     std::string piece;
     t.append_piece(tokens[i].id, false, piece);
     const std::string_view there = text.substr(tokens[i].offset, end - tokens[i].offset);
-    // The space that the tokenizer prepended
+    // The space that the tokenizer prepended.
     if (i == 0 && piece.size() == there.size() + 1) piece.erase(0, 1);
     ASSERT_EQ(piece, there) << i;
   }

@@ -66,7 +66,7 @@ TEST(Tova, KeepsWhatTheLastQueryAttendsTo) {
     for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
       SCOPED_TRACE(m.model->info.architecture + (positions == Positions::kList ? ", list" : ", original"));
       JudgedByTheLastQuery s(m, tova(positions));
-      // For generated tokens, the query of the last one decides when an eviction is needed
+      // For generated tokens, the query of the last one decides when an eviction is needed.
       s.read_and_generate();
       EXPECT_GE(s.judged, 10u);
       EXPECT_GE(s.of_generated, 2u);

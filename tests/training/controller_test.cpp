@@ -208,10 +208,10 @@ TEST(ControllerQuality, CountsWhatIsChosen) {
   EXPECT_EQ(q.base_rate(), 0.04);
   EXPECT_EQ(q.accuracy(), 0.96);         // all but 0, 1, 99 and 60
   EXPECT_EQ(q.f1(), 2 * 1.0 / (2 + 4));  // 50 of {50, 60}
-  // 50 and 99: among equal logits, the later tokens are chosen
+  // 50 and 99: among equal logits, the later tokens are chosen.
   EXPECT_EQ(q.f1_of_best(), 2 * 2.0 / (96 + 4));
   EXPECT_EQ(q.f1_of_last(), 2 * 2.0 / (96 + 4));  // the same, without 0 to 3
-  // The cost of a logit whose label is 0
+  // The cost of a logit whose label is 0.
   const auto cost = [](double x) { return std::log(1 + std::exp(x)); };
   EXPECT_EQ(q.pairs, 100u);
   EXPECT_NEAR(q.loss, 95 * cost(-1) + cost(1) + 2 * cost(2) + cost(3) + cost(-3), 1e-12 * q.loss);

@@ -218,7 +218,7 @@ TEST(Judgement, RefusesToCallGoodWhatIsNot) {
   expect({48, 23}, {48, 23}, {48, 0}, "answers 48 % of these questions even");
   expect({48, 24}, {48, 24}, {48, 0}, "keeps what these questions need");
   expect({48, 48}, {48, 14}, {48, 10}, "no better than a window");
-  // Questions that a window answers show nothing
+  // Questions that a window answers show nothing.
   expect({48, 48}, {48, 48}, {48, 44}, "no better than a window");
   expect({48, 48}, {48, 0}, {48, 10}, "no better than a window");
   expect({48, 48}, {48, 15}, {48, 10}, "beats a window and loses 69 %");
