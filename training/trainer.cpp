@@ -33,7 +33,7 @@ constexpr Compared kCompared[] = {{Retention::kLocret, &Trainer::Checked::locret
                                   {Retention::kMix, &Trainer::Checked::mix},
                                   {Retention::kWindow, &Trainer::Checked::window}};
 constexpr uint32_t kBestPart = 16;    // the best sixteenth of a text's tokens
-constexpr uint64_t kWorkVersion = 2;  // format version of OUTPUT.partial and OUTPUT.tried, and of the texts
+constexpr uint64_t kWorkVersion = 3;  // format version of OUTPUT.partial and OUTPUT.tried, and of the texts
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
 
 std::vector<std::byte> halves_of(const std::vector<float>& values) {
