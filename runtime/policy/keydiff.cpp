@@ -13,11 +13,7 @@ class KeyDiffRetention : public RetentionPolicy {
   Status resolve(const Model&, SessionOptions& o) const override {
     take_shares(o);  // only the shares of the retainer's file are used, not its scores
     o.retainer = nullptr;
-    if (o.retain_scope == RetainScope::kLayer)
-      return error(
-          Code::kInvalidArgument,
-          "keydiff compares the keys of one head with each other, so a layer's heads cannot keep the "
-          "same entries; leave retain_scope at head, or choose another retention");
+    THIMBLE_TRY(check_scope_of_keys(o));
     return resolve_eviction(o);
   }
 

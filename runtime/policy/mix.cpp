@@ -9,11 +9,7 @@ namespace {
 class Mix : public RetentionPolicy {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {
-    if (o.retain_scope == RetainScope::kLayer)
-      return error(
-          Code::kInvalidArgument,
-          "mix compares the keys of one head with each other, so a layer's heads cannot keep the same "
-          "entries; leave retain_scope at head, or choose another retention");
+    THIMBLE_TRY(check_scope_of_keys(o));
     return trained_->resolve(model, o);
   }
 

@@ -137,6 +137,14 @@ void record_query_score(const LayerStep& l, const View& query, const View& sums)
                                      .rope = l.rope()}});
 }
 
+Status check_scope_of_keys(const SessionOptions& o) {
+  if (o.retain_scope != RetainScope::kLayer) return {};
+  return error(Code::kInvalidArgument,
+               "%s compares the keys of one head with each other, so a layer's heads cannot keep the same "
+               "entries; leave retain_scope at head, or choose another retention",
+               policy_name(o.retention));
+}
+
 KeySums place_key_sums(const Setting& s, Arena& workspace) {
   const auto blocks = static_cast<uint32_t>(ceil_div(s.dimensions.reach, kKeyDiffBlock));
   return {blocks, workspace.place(uint64_t(s.model.shape.kv_heads) * blocks * s.model.shape.head_dim *

@@ -226,6 +226,8 @@ void store_plain_score(const LayerStep&, uint32_t kind);
 // which belongs to the last entry. If `query` is empty, they are those of the step's rows, which read the
 // entries before them again.
 void record_query_score(const LayerStep&, const View& query, const View& sums);
+// Refuses that all heads of a layer keep the same entries, since keys are compared within one head.
+Status check_scope_of_keys(const SessionOptions&);
 // The scratch memory of record_key_diff(), which records KeyDiff's scores of all entries of the layer
 // (key_diff).
 struct KeySums {
