@@ -105,3 +105,11 @@ Status to_status(const Result<T>& r) {
   auto name##_result = (expression);                      \
   if (!name##_result.ok()) return name##_result.status(); \
   auto& name = *name##_result
+
+// Assigns the value of a Result to `target`, or returns from the calling function with its error.
+#define THIMBLE_SET(target, expression)                         \
+  do {                                                          \
+    auto thimble_result_ = (expression);                        \
+    if (!thimble_result_.ok()) return thimble_result_.status(); \
+    target = std::move(*thimble_result_);                       \
+  } while (0)

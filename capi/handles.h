@@ -56,9 +56,7 @@ struct thimble_session {
 namespace thimble::capi {
 
 inline uint64_t kv_bytes_per_token(const Model& model) {
-  const ModelShape& s = model.shape;
-  constexpr uint64_t kKeyAndValue = 2, kF16 = 2;
-  return kKeyAndValue * kF16 * full_layers(model) * s.kv_heads * s.head_dim;
+  return 2 * static_cast<uint64_t>(full_key_cost(model).bytes);  // as much for values as for keys
 }
 
 inline Status need_tokenizer(const Model& model) {

@@ -178,8 +178,8 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
     value.kv_bytes_per_token = kv_bytes_per_token(model);
     value.experts = s.experts;
     value.experts_per_token = s.chosen_experts;
-    for (const LayerWeights& layer : model.layers)
-      if (layer.window) value.window = layer.window, ++value.window_layers;
+    for (const Layer& layer : model.layers)
+      if (layer.has_window()) value.window = layer.attention()->window, ++value.window_layers;
     copy_text(value.architecture, sizeof value.architecture, model.info.architecture);
     copy_text(value.name, sizeof value.name, model.info.name);
     copy_text(value.quantization, sizeof value.quantization, model.info.quantization);

@@ -133,7 +133,7 @@ thimble_status thimble_session_plan_heads(const thimble_model* model, const thim
     const std::vector<HeadRun>& runs = plan.dimensions.last_runs();
     THIMBLE_TRY(need_room(runs.size(), capacity, count));
     for (size_t i = 0; i < runs.size(); ++i) {
-      const bool windowed = model->model->layers[i / model->model->shape.kv_heads].window != 0;
+      const bool windowed = model->model->owner_of_run(i).window != 0;
       keeps[i] = windowed ? 0 : runs[i].keep;
     }
     return {};

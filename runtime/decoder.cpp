@@ -29,9 +29,7 @@ void Decoder::record_step(Recorder& r, Step step) const {
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
-    const LayerStep l = layer_step(r, layer, step);
-    attention_block(l, step);
-    feed_forward(l);
+    layer_block(layer_step(r, layer, step), step);
   }
   if (step == Step::kAgain) return;
   cut();
@@ -42,9 +40,15 @@ void Decoder::embed(Recorder& r) const {
   r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
 }
 
-void Decoder::attention_block(const LayerStep& l, Step step) const {
-  const LayerWeights& w = weights_of(l);
-  if (w.attn_norm) norm(l.recorder, at_.x, w.attn_norm, at_.norm);
+void Decoder::layer_block(const LayerStep& l, Step step) const {
+  const Layer& layer = l.model_layer();
+  if (layer.norm) norm(l.recorder, at_.x, layer.norm, at_.norm);
+  for (const Mixer& mixer : layer.mixers) std::visit([&](const auto& m) { mix(l, step, m); }, mixer);
+  if (layer.ffn_norm) norm(l.recorder, at_.x, layer.ffn_norm, at_.norm);
+  std::visit([&](const auto& f) { feed_forward(l, f); }, layer.feed_forward);
+}
+
+void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const {
   project_qkv(l);
   if (step == Step::kAgain) {
     append(l, at_.retain_list);  // its saturated values were counted before; this count is not used
@@ -69,18 +73,18 @@ void Decoder::attention_block(const LayerStep& l, Step step) const {
       (step == Step::kDecode && retention(l).scores_on_host()))
     retain(l);
   if (step == Step::kRebuild) merge(l);
-  add_branch(l.recorder, at_.attention, w.attn_output, w.attn_output_bias, w.post_attn_norm);
+  add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
 }
 
 void Decoder::project_qkv(const LayerStep& l) const {
   Recorder& r = l.recorder;
-  const LayerWeights& w = weights_of(l);
-  const uint32_t k = shape_.heads * shape_.head_dim, v = k + shape_.kv_heads * shape_.head_dim;
-  linear(r, l.input(), shape_.d_model, w.q, w.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
-  linear(r, l.input(), shape_.d_model, w.k, w.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
-  linear(r, l.input(), shape_.d_model, w.v, w.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
-  if (w.q_norm) qk_norm(r, w.q_norm, 0, shape_.heads);
-  if (w.k_norm) qk_norm(r, w.k_norm, k, shape_.kv_heads);
+  const AttentionMixer& m = l.attention();
+  const uint32_t k = m.q_cols(), v = k + m.kv_cols();
+  linear(r, l.input(), shape_.d_model, m.q, m.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
+  linear(r, l.input(), shape_.d_model, m.k, m.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
+  linear(r, l.input(), shape_.d_model, m.v, m.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
+  if (m.q_norm) qk_norm(l, m.q_norm, 0, m.heads);
+  if (m.k_norm) qk_norm(l, m.k_norm, k, m.kv_heads);
 }
 
 // Appends the keys, values and positions of the step's rows to the chunk buffer or the pool.
@@ -92,11 +96,11 @@ void Decoder::append(const LayerStep& l, const View& saturated, const View& posi
                              .pos = l.chunk ? at_.chunk_pos : l.pool().pos,
                              .saturated = saturated,
                              .p = {.first_head = 0,
-                                   .heads = shape_.kv_heads,
-                                   .head_dim = shape_.head_dim,
+                                   .heads = l.attention().kv_heads,
+                                   .head_dim = l.attention().head_dim,
                                    .row_stride = dimensions_.qkv_cols,
-                                   .k_column = shape_.heads * shape_.head_dim,
-                                   .v_column = (shape_.heads + shape_.kv_heads) * shape_.head_dim,
+                                   .k_column = l.attention().q_cols(),
+                                   .v_column = l.attention().q_cols() + l.attention().kv_cols(),
                                    .chunk_capacity = options_.chunk,
                                    .head_state = l.head_state(),
                                    .into = l.chunk ? kIntoChunk : kIntoPool,
@@ -118,7 +122,7 @@ void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
   if (!grows_queries()) return;
   l.recorder.record(Scale{.x = at_.qkv,
                           .y = at_.qkv,
-                          .p = {.cols = shape_.heads * shape_.head_dim,
+                          .p = {.cols = l.attention().q_cols(),
                                 .row_stride = dimensions_.qkv_cols,
                                 .scale = 1,
                                 .growth = model_.query_growth,
@@ -131,7 +135,7 @@ void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
 
 // Records the list of entries to attend to. A windowed layer attends to its window and has no selection.
 SelectionPolicy::List Decoder::select(const LayerStep& l) const {
-  if (weights_of(l).window) return {};
+  if (l.attention().window) return {};
   return policies_.selection->record(l);
 }
 
@@ -142,21 +146,21 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
                       .v = l.chunk ? at_.view_v : pool.v,
                       .list = list.entries,
                       .rope = l.rope_table(),
-                      .sinks = weights_.of(weights_of(l).sinks),
+                      .sinks = weights_.of(l.attention().sinks),
                       .y = at_.attention,
                       .ml = at_.ml,
                       .p = {.first_head = 0,
-                            .heads = shape_.kv_heads,
-                            .group = shape_.heads / shape_.kv_heads,
-                            .head_dim = shape_.head_dim,
+                            .heads = l.attention().kv_heads,
+                            .group = l.attention().group(),
+                            .head_dim = l.attention().head_dim,
                             .row_stride = dimensions_.qkv_cols,
-                            .y_stride = shape_.heads * shape_.head_dim,
+                            .y_stride = l.attention().q_cols(),
                             .source = l.chunk ? kFromView : kFromPool,
                             .first_entry = 0,
                             .view_capacity = dimensions_.view_capacity,
                             .head_state = l.head_state(),
                             .list_capacity = list.capacity,
-                            .window = weights_of(l).window,
+                            .window = l.attention().window,
                             .equal_heads = l.has_equal_heads(),
                             .scale = model_.attention_scale,
                             .cap = model_.attention_cap,
@@ -177,8 +181,8 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
                              .k = at_.view_k.values,
                              .v = at_.view_v.values,
                              .p = {.first_head = 0,
-                                   .heads = shape_.kv_heads,
-                                   .head_dim = shape_.head_dim,
+                                   .heads = l.attention().kv_heads,
+                                   .head_dim = l.attention().head_dim,
                                    .chunk_capacity = options_.chunk,
                                    .head_state = l.head_state(),
                                    .first_entry = attention.p.first_entry,
@@ -204,7 +208,7 @@ void Decoder::retain(const LayerStep& l) const {
                            .pos = {},
                            .gate = {},
                            .list = at_.retain_list,
-                           .p = {.heads = shape_.kv_heads,
+                           .p = {.heads = l.attention().kv_heads,
                                  .head_state = l.head_state(),
                                  .keep = kKeepOfHead,
                                  .page = 1,
@@ -223,8 +227,8 @@ void Decoder::retain(const LayerStep& l) const {
                               .pos = pool.pos,
                               .cis = pool.cis,
                               .p = {.first_head = 0,
-                                    .heads = shape_.kv_heads,
-                                    .head_dim = shape_.head_dim,
+                                    .heads = l.attention().kv_heads,
+                                    .head_dim = l.attention().head_dim,
                                     .chunk_capacity = options_.chunk,
                                     .head_state = l.head_state(),
                                     .list_capacity = list_capacity}});
@@ -240,8 +244,8 @@ void Decoder::merge(const LayerStep& l) const {
                             .pos = pool.pos,
                             .cis = pool.cis,
                             .p = {.first_head = 0,
-                                  .heads = shape_.kv_heads,
-                                  .head_dim = shape_.head_dim,
+                                  .heads = l.attention().kv_heads,
+                                  .head_dim = l.attention().head_dim,
                                   .head_state = l.head_state()}});
 }
 
@@ -249,7 +253,7 @@ void Decoder::merge(const LayerStep& l) const {
 void Decoder::keep_query(const LayerStep& l) const {
   l.recorder.record(Copy{.src = at_.qkv,
                          .dst = at_.last_queries[l.layer],
-                         .p = {.cols = shape_.heads * shape_.head_dim,
+                         .p = {.cols = l.attention().q_cols(),
                                .src_stride = dimensions_.qkv_cols,
                                .dst_stride = 0,  // one row: a step's logits are those of its last row
                                .from_logit_row = 1,
@@ -265,21 +269,21 @@ void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const
                                .chunk_k = {},
                                .list = list.entries,
                                .rope = l.rope_table(),
-                               .sinks = weights_.of(weights_of(l).sinks),
+                               .sinks = weights_.of(l.attention().sinks),
                                .sums = at_.watch_sums,
                                .cis = at_.watch_weights[l.layer],
                                .chunk_cis = {},
                                .p = {.first_head = 0,
-                                     .heads = shape_.kv_heads,
-                                     .group = shape_.heads / shape_.kv_heads,
-                                     .head_dim = shape_.head_dim,
-                                     .row_stride = shape_.heads * shape_.head_dim,
+                                     .heads = l.attention().kv_heads,
+                                     .group = l.attention().group(),
+                                     .head_dim = l.attention().head_dim,
+                                     .row_stride = l.attention().q_cols(),
                                      .chunk_capacity = options_.chunk,
                                      .head_state = l.head_state(),
                                      .kind = kQueryHeads,
                                      .rows = 1,
                                      .sinks = 0,
-                                     .window = weights_of(l).window,
+                                     .window = l.attention().window,
                                      .list_capacity = list.entries ? list.capacity : 0,
                                      .scale = model_.attention_scale,
                                      .cap = model_.attention_cap,
@@ -295,69 +299,64 @@ void Decoder::add_by_position(const LayerStep& l, const View& weights, const Sel
                                .list = list.entries,
                                .sums = at_.position_sums,
                                .p = {.first_head = 0,
-                                     .heads = shape_.kv_heads,
+                                     .heads = l.attention().kv_heads,
                                      .head_state = l.head_state(),
                                      .slots = kPositionsAtOnce,
-                                     .window = weights ? weights_of(l).window : 0,
+                                     .window = weights ? l.attention().window : 0,
                                      .list_capacity = list.entries ? list.capacity : 0,
                                      .add = !first}});
 }
 
-void Decoder::feed_forward(const LayerStep& l) const {
+void Decoder::feed_forward(const LayerStep& l, const Dense& f) const {
+  glu(l.recorder, l.model_layer().ffn_norm ? at_.norm : at_.x, f);
+  add_branch(l.recorder, at_.ffn, f.down, {}, l.model_layer().post_ffn_norm);
+}
+
+void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   Recorder& r = l.recorder;
-  const LayerWeights& w = weights_of(l);
-  if (w.ffn_norm) norm(r, at_.x, w.ffn_norm, at_.norm);
-  if (!w.router) {
-    glu(r, w.ffn_norm ? at_.norm : at_.x, w.gate, w.up);
-    return add_branch(r, at_.ffn, w.down, {}, w.post_ffn_norm);
-  }
-  experts(r, w);
-  if (!w.shared_gate) return;
-  glu(r, at_.norm, w.shared_gate, w.shared_up);
-  // The shared expert comes last, because its result may overwrite the input of all experts.
-  add_branch(r, at_.ffn, w.shared_down, {}, {});
-}
-
-void Decoder::glu(Recorder& r, const View& x, const Tensor& gate, const Tensor& up) const {
-  r.record(Glu{.x = x,
-               .gate = weights_.of(gate),
-               .up = weights_.of(up),
-               .h = at_.ffn,
-               .p = {.in_cols = gate.cols, .out_cols = gate.rows, .act = model_.act}});
-}
-
-void Decoder::experts(Recorder& r, const LayerWeights& w) const {
-  linear(r, at_.norm, shape_.d_model, w.router, w.router_bias, at_.router_logits, shape_.experts, false);
+  linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
   r.record(Route{.logits = at_.router_logits,
                  .bias = {},
                  .first = at_.expert_first,
                  .row = at_.expert_row,
                  .weight = at_.expert_weight,
-                 .p = model_.route});
+                 .p = f.route});
   r.record(ExpertGlu{.x = at_.norm,
-                     .gate = weights_.of(w.gate),
-                     .up = weights_.of(w.up),
-                     .gate_bias = weights_.of(w.gate_bias),
-                     .up_bias = weights_.of(w.up_bias),
+                     .gate = weights_.of(f.gate),
+                     .up = weights_.of(f.up),
+                     .gate_bias = weights_.of(f.gate_bias),
+                     .up_bias = weights_.of(f.up_bias),
                      .first = at_.expert_first,
                      .row = at_.expert_row,
                      .h = at_.ffn,
                      .p = {.in_cols = shape_.d_model,
-                           .out_cols = shape_.d_ff,
+                           .out_cols = f.d_ff(),
                            .act = model_.act,
-                           .experts = shape_.experts,
-                           .chosen = shape_.chosen_experts}});
+                           .experts = f.route.experts,
+                           .chosen = f.route.chosen}});
   r.record(ExpertLinear{.h = at_.ffn,
-                        .w = weights_.of(w.down),
-                        .bias = weights_.of(w.down_bias),
+                        .w = weights_.of(f.down),
+                        .bias = weights_.of(f.down_bias),
                         .first = at_.expert_first,
                         .row = at_.expert_row,
                         .weight = at_.expert_weight,
                         .y = at_.x,
-                        .p = {.in_cols = shape_.d_ff,
+                        .p = {.in_cols = f.d_ff(),
                               .out_cols = shape_.d_model,
-                              .experts = shape_.experts,
-                              .chosen = shape_.chosen_experts}});
+                              .experts = f.route.experts,
+                              .chosen = f.route.chosen}});
+  if (!f.shared.gate) return;
+  // The shared expert comes last, because its result may overwrite the input of all experts.
+  glu(r, at_.norm, f.shared);
+  add_branch(r, at_.ffn, f.shared.down, {}, {});
+}
+
+void Decoder::glu(Recorder& r, const View& x, const Dense& f) const {
+  r.record(Glu{.x = x,
+               .gate = weights_.of(f.gate),
+               .up = weights_.of(f.up),
+               .h = at_.ffn,
+               .p = {.in_cols = f.gate.cols, .out_cols = f.gate.rows, .act = model_.act}});
 }
 
 void Decoder::tail_block(Recorder& r) const {
@@ -431,11 +430,12 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   };
   // Records a segment for each layer whose policy `needs` one.
   const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
-    for (uint32_t layer = 0; layer < shape_.layers; ++layer)
-      if (const LayerStep l = layer_step(r, layer, Step::kDecode); needs(retention(l))) {
-        r.segment();
-        ops(l);
-      }
+    for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      const AttentionMixer* attention = model_.layers[layer].attention();
+      if (!attention || !needs(policies_.of(*attention))) continue;
+      r.segment();
+      ops(layer_step(r, layer, Step::kDecode));
+    }
   };
 
   for (const uint32_t rows : {32u, 256u, options_.chunk}) {
@@ -471,12 +471,12 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     r.record(LogProb{
         .x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = model_.output.rows}});
   }));
-  if (full_layers(model_))
+  if (full_heads(model_))
     THIMBLE_TRY(make(1, programs.kept, [&](Recorder& r) {
       r.segment();
       bool first = true;
       for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-        if (model_.layers[layer].window) continue;
+        if (!model_.layers[layer].attends_to_all()) continue;
         add_by_position(layer_step(r, layer, Step::kDecode), {}, {}, first);
         first = false;
       }
@@ -488,8 +488,9 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       if (listed && !policies_.selection->selects(options_)) return;
       r.segment();
       for (uint32_t layer = 0; layer < shape_.layers; ++layer)
-        ops(layer_step(r, layer, Step::kDecode),
-            listed ? policies_.selection->last_list(layer) : SelectionPolicy::List{});
+        if (model_.layers[layer].attention())
+          ops(layer_step(r, layer, Step::kDecode),
+              listed ? policies_.selection->last_list(layer) : SelectionPolicy::List{});
     }
   };
   THIMBLE_TRY(make(1, programs.watch, [&](Recorder& r) {
@@ -497,7 +498,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   }));
   THIMBLE_TRY(make(1, programs.attended, [&](Recorder& r) {
     attending(r, [&](const LayerStep& l, const SelectionPolicy::List& list) {
-      add_by_position(l, at_.watch_weights[l.layer], list, l.layer == 0);
+      add_by_position(l, at_.watch_weights[l.layer], list, l.attention().first_run == 0);
     });
   }));
   return programs;
@@ -550,16 +551,16 @@ void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bia
 }
 
 // Applies the norm of q or k in place, to each head (qwen3) or to all heads at once (olmo2).
-void Decoder::qk_norm(Recorder& r, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
-  r.record(RmsNorm{.x = qkv_columns(first_column),
-                   .weight = weights_.of(weight),
-                   .y = qkv_columns(first_column),
-                   .p = {.cols = weight.cols,
-                         .groups = heads * shape_.head_dim / weight.cols,
-                         .row_stride = dimensions_.qkv_cols,
-                         .eps = model_.norm_epsilon,
-                         .rows = kStepRows,
-                         .add = 0}});
+void Decoder::qk_norm(const LayerStep& l, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
+  l.recorder.record(RmsNorm{.x = qkv_columns(first_column),
+                            .weight = weights_.of(weight),
+                            .y = qkv_columns(first_column),
+                            .p = {.cols = weight.cols,
+                                  .groups = heads * l.attention().head_dim / weight.cols,
+                                  .row_stride = dimensions_.qkv_cols,
+                                  .eps = model_.norm_epsilon,
+                                  .rows = kStepRows,
+                                  .add = 0}});
 }
 
 void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,

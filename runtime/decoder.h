@@ -53,7 +53,8 @@ class Decoder {
   enum class Step { kChunk, kAgain, kDecode, kRebuild };
   void record_step(Recorder&, Step) const;
   void embed(Recorder&) const;
-  void attention_block(const LayerStep&, Step) const;
+  void layer_block(const LayerStep&, Step) const;
+  void mix(const LayerStep&, Step, const AttentionMixer&) const;
   void project_qkv(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   bool grows_queries() const;
@@ -65,19 +66,18 @@ class Decoder {
   void keep_query(const LayerStep&) const;
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
   void add_by_position(const LayerStep&, const View& weights, const SelectionPolicy::List&, bool first) const;
-  void feed_forward(const LayerStep&) const;
-  void glu(Recorder&, const View& x, const Tensor& gate, const Tensor& up) const;
-  void experts(Recorder&, const LayerWeights&) const;
+  void glu(Recorder&, const View& x, const Dense&) const;
+  void feed_forward(const LayerStep&, const Dense&) const;
+  void feed_forward(const LayerStep&, const Experts&) const;
   void tail_block(Recorder&) const;
 
   LayerStep layer_step(Recorder&, uint32_t layer, Step) const;
-  const LayerWeights& weights_of(const LayerStep& l) const { return model_.layers[l.layer]; }
-  const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(weights_of(l)); }
+  const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(l.attention()); }
   void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows = kStepRows,
             bool add = false) const;
   void scale(Recorder&, View x, View y, ScaleParams) const;  // of d_model columns unless `cols` is set
   void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight) const;
-  void qk_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
+  void qk_norm(const LayerStep&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
   Weight embedding() const;

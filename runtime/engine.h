@@ -71,7 +71,7 @@ class Engine {
   const std::vector<HeadRun>& runs(const SequenceFields& s) const {
     return plan_.dimensions.runs_in(s.division);
   }
-  bool is_windowed(size_t head) const { return model_->layers[head / model_->shape.kv_heads].window; }
+  bool is_windowed(size_t head) const { return model_->owner_of_run(head).window; }
 
   // Counts the session's other host memory.
   void count_allocated(uint64_t bytes);

@@ -13,7 +13,7 @@ Status Engine::forget() const {
 
 Status Engine::positions(const SequenceFields& state, size_t head, std::span<int32_t> positions) const {
   const uint64_t first = plan_.dimensions.runs_in(state.placed)[head].first;
-  const View& all = layout_.layers[head / model_->shape.kv_heads].pos;
+  const View& all = layout_.layers[model_->layer_of_run[head]].pos;
   return device_->read(positions.data(), all.slice(first * sizeof(int32_t), positions.size_bytes()));
 }
 
@@ -43,7 +43,7 @@ Result<bool> Engine::move_runs(SequenceState& state) {
 }
 
 Status Engine::move_head(size_t head, uint64_t from, uint64_t to, uint64_t entries) const {
-  const size_t layer = head / model_->shape.kv_heads;
+  const size_t layer = model_->layer_of_run[head];
   const LayerPool& pool = layout_.layers[layer];
   for (const View& array : {pool.k.values, pool.v.values, pool.pos, pool.cis})
     THIMBLE_TRY(move_entries(array, array.bytes / plan_.dimensions.layer_entries[layer], from, to, entries));
@@ -70,17 +70,17 @@ Status Engine::move_entries(const View& array, uint64_t entry_bytes, uint64_t fr
 // ---- listing and copying ----
 
 std::vector<Engine::Array> Engine::arrays(const SequenceFields& state, bool logits) const {
-  const ModelShape& s = model_->shape;
   const Held held = this->held(state);
   std::vector<Array> all;
   for (uint32_t i = 0; i < held.entries.size(); ++i) {
-    const LayerPool& pool = layout_.layers[i / s.kv_heads];
+    const LayerPool& pool = layout_.layers[model_->layer_of_run[i]];
+    const uint32_t head_dim = model_->owner_of_run(i).head_dim;
     const uint64_t first = held.runs[i].first, entries = held.entries[i];
     const auto add = [&](const View& array, uint64_t entry_bytes, Array::Kind kind) {
       if (array && entries) all.push_back({array.slice(first * entry_bytes, entries * entry_bytes), kind});
     };
-    add(pool.k.values, kv_bytes(pool.k.type, s.head_dim), Array::kPlain);
-    add(pool.v.values, kv_bytes(pool.v.type, s.head_dim), Array::kPlain);
+    add(pool.k.values, kv_bytes(pool.k.type, head_dim), Array::kPlain);
+    add(pool.v.values, kv_bytes(pool.v.type, head_dim), Array::kPlain);
     add(pool.pos, sizeof(int32_t), Array::kPositions);
     add(pool.cis, sizeof(float), Array::kPlain);
   }
@@ -158,7 +158,7 @@ Status Engine::check_smaller(uint32_t pool, std::span<const HeadRun> then, const
           "with a pool of %u a head would keep more than now, for which it has no room; make a smaller "
           "session",
           pool);
-    const size_t layer_head = i - i % model_->shape.kv_heads;
+    const size_t layer_head = model_->owner_of_run(i).first_run;
     if (!plan_.dimensions.moves && now[i].keep == now[layer_head].keep &&
         then[i].keep != then[layer_head].keep)  // programs were recorded for equal heads
       return error(Code::kUnsupported,
@@ -192,7 +192,7 @@ Result<uint64_t> Engine::release(const MemoryPlan& smaller, SequenceState& state
   std::vector<HeadRun>& runs = own_runs(state);
   uint64_t freed = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
-    const size_t layer = i / model_->shape.kv_heads;
+    const size_t layer = model_->layer_of_run[i];
     const LayerPool& arrays = layout_.layers[layer];
     const uint32_t capacity = smaller.dimensions.runs[i].capacity;
     const uint64_t first = runs[i].first + capacity, end = runs[i].first + runs[i].capacity;

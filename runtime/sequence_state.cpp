@@ -31,14 +31,14 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
   const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeadRun& run = runs[i];
-    const size_t layer_head = i - i % model.shape.kv_heads;
-    const bool windowed = model.layers[i / model.shape.kv_heads].window;
-    const HeadRun& other = runs[layer_head];
+    const AttentionMixer& owner = model.owner_of_run(i);
+    const bool windowed = owner.window;
+    const HeadRun& other = runs[owner.first_run];
     const bool alike =
         (windowed || !setting.dimensions.moves) && run.keep == other.keep && run.capacity == other.capacity;
     if (entries[i] > run.capacity || entries[i] > read || entries[i] < unbroken ||
         (!run.evicts && (entries[i] != read || entries[i] + waiting.size() > run.capacity)) ||
-        (!windowed && entries[i] < unscored) || (alike && entries[i] != entries[layer_head]))
+        (!windowed && entries[i] < unscored) || (alike && entries[i] != entries[owner.first_run]))
       return "its heads hold what they cannot";
   }
   if (has_logits > 1 || arg_max < -1 ||

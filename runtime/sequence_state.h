@@ -39,7 +39,7 @@ enum class Attended { kUnknown, kEverything, kList };
 struct SequenceFields : SequenceNumbers {
   std::vector<int32_t> waiting;          // tokens that were fed and are not read yet
   std::vector<int32_t> unscored_tokens;  // the tokens that `unscored` counts, if they are read again
-  std::vector<uint32_t> entries;         // entries that each head holds, [layer][kv head]
+  std::vector<uint32_t> entries;         // entries that each head holds
   // The fields below are not stored in files.
   uint32_t division = 0;  // index into Dimensions::divisions: how many entries heads keep
   uint32_t placed = 0;    // the division in which the runs are stored; equals `division` after an eviction

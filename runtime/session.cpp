@@ -87,18 +87,23 @@ Status Session::reset() {
 
 // ---- reports ----
 
-Result<uint32_t> Session::kept_count(uint32_t layer, uint32_t kv_head) const {
+Result<size_t> Session::run_of(uint32_t layer, uint32_t kv_head) const {
   const ModelShape& s = model().shape;
-  if (layer >= s.layers || kv_head >= s.kv_heads)
-    return error(Code::kInvalidArgument, "layer %u, KV head %u: the model has %u layers with %u KV heads",
-                 layer, kv_head, s.layers, s.kv_heads);
-  return state_.entries[uint64_t(layer) * s.kv_heads + kv_head];
+  const AttentionMixer* attention = layer < s.layers ? model().layers[layer].attention() : nullptr;
+  if (attention && kv_head < attention->kv_heads) return size_t(attention->first_run) + kv_head;
+  return error(Code::kInvalidArgument, "layer %u, KV head %u: the model has %u layers with %u KV heads",
+               layer, kv_head, s.layers, s.kv_heads);
+}
+
+Result<uint32_t> Session::kept_count(uint32_t layer, uint32_t kv_head) const {
+  THIMBLE_LET(run, run_of(layer, kv_head));
+  return state_.entries[run];
 }
 
 Status Session::kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const {
-  THIMBLE_LET(count, kept_count(layer, kv_head));
-  return engine_->positions(state_, uint64_t(layer) * model().shape.kv_heads + kv_head,
-                            positions.first(std::min<size_t>(positions.size(), count)));
+  THIMBLE_LET(run, run_of(layer, kv_head));
+  return engine_->positions(state_, run,
+                            positions.first(std::min<size_t>(positions.size(), state_.entries[run])));
 }
 
 Result<SessionStats> Session::stats() const {

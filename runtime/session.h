@@ -176,6 +176,7 @@ class Session {
   Status evict_to(const MemoryPlan& smaller);
 
   // Reports on entries and attention.
+  Result<size_t> run_of(uint32_t layer, uint32_t kv_head) const;
   Status read_sums(Program&, uint32_t segment, float* sums);
   Status count_kept(float* kept);
   Status add_attention(float* attended);

@@ -46,7 +46,7 @@ Status Session::count_kept(float* kept) {
     return {};
   }
   THIMBLE_TRY(read_sums(*engine_->programs().kept, 0, kept));
-  const auto heads = static_cast<float>(full_layers(model()) * model().shape.kv_heads);
+  const auto heads = static_cast<float>(full_heads(model()));
   for (uint64_t i = 0; i < read; ++i) kept[i] /= heads;
   return {};
 }

@@ -162,11 +162,10 @@ Status Session::check_settings(const SessionFile& file, std::span<const HeadRun>
   if (file.settings.size() != settings.size())
     return file.damaged("it has settings that this library does not know");
   if (file.pools.size() != runs.size()) return file.damaged("it has another number of heads");
-  const size_t kv_heads = model().shape.kv_heads;
   for (size_t i = 0; i < runs.size(); ++i) {
     const SavedPool& theirs = file.pools[i];
-    const std::string name =
-        " of layer " + std::to_string(i / kv_heads) + ", KV head " + std::to_string(i % kv_heads);
+    const std::string name = " of layer " + std::to_string(model().layer_of_run[i]) + ", KV head " +
+                             std::to_string(i - model().owner_of_run(i).first_run);
     if (theirs.keep != runs[i].keep) return refuse("pool" + name, count(theirs.keep), count(runs[i].keep));
     if (theirs.capacity != runs[i].capacity)
       return refuse("capacity" + name, count(theirs.capacity), count(runs[i].capacity));

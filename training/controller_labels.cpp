@@ -77,7 +77,7 @@ void AttentionLabels::keep_keys(uint32_t layer, uint32_t first, uint32_t rows, c
     std::vector<float> key(dh);
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
       std::copy_n(qkv + uint64_t(row) * stride + (s.heads + head) * dh, dh, key.data());
-      if (model_.layers[layer].rotates) rotate(key.data(), first + row);
+      if (model_.layers[layer].attention()->rotates) rotate(key.data(), first + row);
       std::transform(key.begin(), key.end(), &keys_[keys_at(layer, head) + uint64_t(first + row) * dh],
                      f32_to_f16);
     }
@@ -117,7 +117,7 @@ void AttentionLabels::add(uint32_t layer, uint32_t first, uint32_t rows, const f
   for (auto query = begin; query != end; ++query) {
     const float* row = qkv + uint64_t(*query - first) * stride;
     std::vector<float>& all = asking.emplace_back(row, row + uint64_t(s.heads) * dh);
-    if (model_.layers[layer].rotates)
+    if (model_.layers[layer].attention()->rotates)
       for (uint32_t head = 0; head < s.heads; ++head) rotate(&all[uint64_t(head) * dh], *query);
   }
   const auto first_query = static_cast<size_t>(begin - queries_.begin());

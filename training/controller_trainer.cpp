@@ -90,7 +90,7 @@ Status ControllerTrainer::prepare() {
     return error(Code::kInvalidArgument,
                  "a controller decides for all heads at once, so there are no shares of them to count; leave "
                  "--budgets out");
-  if (std::any_of(model_->layers.begin(), model_->layers.end(), [](const auto& l) { return l.window != 0; }))
+  if (std::any_of(model_->layers.begin(), model_->layers.end(), [](const auto& l) { return l.has_window(); }))
     return error(Code::kUnsupported,
                  "a controller decides for all layers at once, and layers of this model attend to a window; "
                  "train a retainer of another --kind");

@@ -35,11 +35,11 @@ class Observer : public RetentionPolicy {
     max_logit.clear();
     log_prob.clear();
     worth.clear();
-    for (const LayerWeights& layer : s.model.layers) {
+    for (const Layer& layer : s.model.layers) {
+      const bool trains = layer.attends_to_all();
       for (auto* views : {&max_logit, &log_prob})
-        views->push_back(layer.window ? View{} : pool.place(labels * f32));
-      worth.push_back(layer.window || !weighed_ ? View{}
-                                                : pool.place(uint64_t(shape.heads) * positions_ * f32));
+        views->push_back(trains ? pool.place(labels * f32) : View{});
+      worth.push_back(trains && weighed_ ? pool.place(uint64_t(shape.heads) * positions_ * f32) : View{});
     }
   }
 
@@ -48,7 +48,7 @@ class Observer : public RetentionPolicy {
     const uint32_t width = cols(l.setting), qkv = l.setting.dimensions.qkv_cols;
     copy(l.recorder, input_ == Retainer::Input::kQkv ? l.at.qkv : l.input(), width, states, width);
     if (weighed_) {
-      const uint32_t of_values = l.shape().kv_heads * l.shape().head_dim;
+      const uint32_t of_values = l.attention().kv_cols();
       const uint64_t before = uint64_t(qkv - of_values) * sizeof(float);
       copy(l.recorder, l.at.qkv.slice(before, l.at.qkv.bytes - before), qkv, values, of_values);
     }
@@ -64,18 +64,18 @@ class Observer : public RetentionPolicy {
                             .range = range,
                             .x = weighed_ ? l.input() : View{},
                             .worth = worth[l.layer],
-                            .sinks = l.weights.of(l.model_layer().sinks),
+                            .sinks = l.weights.of(l.attention().sinks),
                             .lse = lse_,
                             .max_logit = max_logit[l.layer],
                             .log_prob = log_prob[l.layer],
-                            .p = {.heads = l.shape().kv_heads,
-                                  .group = l.shape().heads / l.shape().kv_heads,
-                                  .head_dim = l.shape().head_dim,
+                            .p = {.heads = l.attention().kv_heads,
+                                  .group = l.attention().group(),
+                                  .head_dim = l.attention().head_dim,
                                   .row_stride = l.setting.dimensions.qkv_cols,
                                   .chunk_capacity = l.setting.options.chunk,
                                   .head_state = l.head_state(),
                                   .label_capacity = positions_,
-                                  .x_cols = l.shape().d_model,
+                                  .x_cols = l.setting.model.shape.d_model,
                                   .cap = l.setting.model.attention_cap,
                                   .scale = l.setting.model.attention_scale,
                                   .least = kLeastLabel,
@@ -167,10 +167,10 @@ Status Reader::allocate(std::shared_ptr<const Model> model, std::shared_ptr<Devi
 Status Reader::measure_outputs() {
   const ModelShape& s = engine_->model().shape;
   const uint32_t dh = s.head_dim, inputs = s.heads * dh;
-  for (const LayerWeights& layer : engine_->model().layers) {
+  for (const Layer& layer : engine_->model().layers) {
     std::vector<float>& gram = gram_.emplace_back();
-    if (layer.window) continue;
-    THIMBLE_LET(product, Product::by(device_, dh, engine_->weights().of(layer.attn_output)));
+    if (!layer.attends_to_all()) continue;
+    THIMBLE_LET(product, Product::by(device_, dh, engine_->weights().of(layer.attention()->output)));
     for (uint32_t head = 0; head < s.heads; ++head) {
       std::fill_n(product->x(), uint64_t(dh) * inputs, 0.0f);
       for (uint32_t c = 0; c < dh; ++c) product->x()[uint64_t(c) * inputs + head * dh + c] = 1;
@@ -237,7 +237,7 @@ Status Reader::begin_tail() {
   if (text_.tails.size() == 1) return {};
   size_t next = 0;
   for (uint32_t layer = 0; layer < engine_->model().shape.layers; ++layer) {
-    if (!engine_->model().layers[layer].window) continue;
+    if (!engine_->model().layers[layer].has_window()) continue;
     const LayerPool& pool = engine_->layout().layers[layer];
     for (const View& view : {pool.k.values, pool.v.values, pool.pos, pool.cis}) {
       if (tail_ > 0) {
@@ -279,7 +279,7 @@ Status Reader::run_layers(const Rows& rows, const States& states) {
   THIMBLE_TRY(run(Decoder::kHead));
   for (uint32_t layer = 0; layer < engine_->model().shape.layers; ++layer) {
     THIMBLE_TRY(run(1 + layer));
-    if (!in_text || engine_->model().layers[layer].window) continue;
+    if (!in_text || !engine_->model().layers[layer].attends_to_all()) continue;
     if (!states && !observer_->worth[layer]) continue;
     THIMBLE_TRY(engine_->wait());
     if (states) {

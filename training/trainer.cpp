@@ -80,7 +80,7 @@ Status Trainer::prepare() {
     return error(Code::kUnsupported,
                  "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
   for (uint32_t i = 0; i < model_->shape.layers; ++i)
-    if (!model_->layers[i].window) layers_.push_back(i);
+    if (model_->layers[i].attends_to_all()) layers_.push_back(i);
   if (!trains()) {
     THIMBLE_LET(file, MappedFile::open(o.heads));
     THIMBLE_LET(retainer, model_->open_retainer(std::move(file), o.heads));
@@ -492,13 +492,13 @@ void Trainer::count_best(const std::vector<float>& labels) {
 
 std::vector<float> Trainer::shares() const {
   const uint32_t kv_heads = model_->shape.kv_heads;
-  std::vector<float> shares(uint64_t(model_->shape.layers) * kv_heads, 1);
+  std::vector<float> shares(model_->layer_of_run.size(), 1);
   std::vector<double> sums(layers_.size() * kv_heads);
   for (const auto& counts : counts_)
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += counts[i];
   const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(sums.size());
   for (size_t i = 0; i < sums.size(); ++i)
-    shares[uint64_t(layers_[i / kv_heads]) * kv_heads + i % kv_heads] =
+    shares[model_->layers[layers_[i / kv_heads]].attention()->first_run + i % kv_heads] =
         static_cast<float>(kEvenPart + (1 - kEvenPart) * sums[i] / mean);
   return shares;
 }

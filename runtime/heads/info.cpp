@@ -31,7 +31,7 @@ std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t 
   std::vector<bool> divided(layers);
   for (uint64_t i = 0; i < layers; ++i)
     divided[i] = model && model->layers.size() == layers
-                     ? model->layers[i].window == 0
+                     ? model->layers[i].attends_to_all()
                      : TensorSource(gguf).has_any("blk." + std::to_string(i) + ".");
   if (std::find(divided.begin(), divided.end(), true) == divided.end()) divided.assign(layers, true);
   return divided;

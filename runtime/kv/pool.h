@@ -20,12 +20,13 @@ struct HeadRun {
 // The runs of all heads while the text has at most `text` tokens. The last division also serves longer texts.
 struct Division {
   uint64_t text = 0;
-  std::vector<HeadRun> runs;  // [layer][kv head]
+  std::vector<HeadRun> runs;  // in the order of Model::layer_of_run
 };
 
 // The sizes that follow from the model and the resolved options. They are computed before bytes are counted.
 struct Dimensions {
-  std::vector<HeadRun> runs;  // [layer][kv head]; if there are divisions, those of the first
+  std::vector<HeadRun>
+      runs;  // in the order of Model::layer_of_run; if there are divisions, those of the first
   // The divisions of a pool that heads share unequally. In the first one, all heads get equal parts, so a
   // pool as large as the text evicts nothing. Each time the text has doubled, the next one divides the pool
   // by the shares, as far as heads can use them. Empty: the runs never change.
@@ -45,9 +46,10 @@ struct Dimensions {
   uint32_t view_passes = 0;     // passes in which a chunk reads the entries that it attends to
   uint32_t rope_positions = 0;  // positions that the rope table serves
   uint32_t largest_list = 0;    // most entries that a row attends to
-  uint32_t qkv_cols = 0;        // (H + 2 Hkv) dh
-  bool evicts = false;          // at least one layer evicts
-  bool full_evict = false;      // layers that attend to every entry evict
+  uint32_t qkv_cols =
+      0;                // the stride of rows of queries, keys and values: (H + 2 Hkv) dh of the widest layer
+  bool evicts = false;  // at least one layer evicts
+  bool full_evict = false;  // layers that attend to every entry evict
 
   const std::vector<HeadRun>& runs_in(uint32_t division) const {
     return divisions.empty() ? runs : divisions[division].runs;

@@ -11,7 +11,7 @@ namespace {
 
 enum class QkNorm { kNone, kEachHead, kAllHeads };
 enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // of attention and feed-forward
-enum class Experts {
+enum class HasExperts {
   kNone,   // no experts
   kMay,    // if the file gives a number; as wide as the feed-forward of other layers
   kAlways  // always; with a width of their own
@@ -34,9 +34,11 @@ struct Architecture {
   uint32_t layers_of_27b = 0;  // layers of gemma's 27B, which scales by d_model / heads, not head_dim
   bool granite_scales = false;
   uint32_t unrotated_every = 0;  // every n-th layer does not rotate
-  bool sinks = false;            // sinks in attention; biases of output, router and experts
+  bool sinks = false;            // attention has sinks
+  bool biases = false;           // attention's output, the router and the experts have biases
+  bool needs_window = false;     // the file must give the window's length
   bool own_output = false;       // output is never the embedding
-  Experts experts = Experts::kNone;
+  HasExperts experts = HasExperts::kNone;
   uint32_t route = kRouteSoftmax;
   // Whether an expert that every token uses exists besides the others, if the file gives its width.
   bool shared_expert = false;
@@ -49,28 +51,33 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .act = kActClamped,
                                   .period = 2,
                                   .sinks = true,
+                                  .biases = true,
+                                  .needs_window = true,
                                   .own_output = true,
-                                  .experts = Experts::kAlways,
+                                  .experts = HasExperts::kAlways,
                                   .route = kRouteSoftmaxOfChosen};
 constexpr Architecture kGranite = {.name = "granite",
                                    .pairing = kRopeAdjacent,
                                    .granite_scales = true,
-                                   .experts = Experts::kMay,
+                                   .experts = HasExperts::kMay,
                                    .shared_expert = true};
 constexpr Architecture named(Architecture a, const char* name) {
   a.name = name;
   return a;
 }
 constexpr Architecture kArchitectures[] = {
-    {.name = "llama", .pairing = kRopeAdjacent, .experts = Experts::kMay},
+    {.name = "llama", .pairing = kRopeAdjacent, .experts = HasExperts::kMay},
     {.name = "mistral3",
      .pairing = kRopeAdjacent,
      .rope = {.reads_yarn = true},
-     .experts = Experts::kMay,
+     .experts = HasExperts::kMay,
      .grows_queries = true},
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
-    {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .experts = Experts::kAlways},
+    {.name = "qwen3moe",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kEachHead,
+     .experts = HasExperts::kAlways},
     {.name = "phi3", .pairing = kRopeHalves},
     {.name = "gemma2",
      .pairing = kRopeHalves,
@@ -222,185 +229,221 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
   return {};
 }
 
+// The sizes of one layer.
+struct LayerSizes {
+  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+  uint32_t d_ff = 0;  // of a layer without experts
+};
+struct ExpertSizes {
+  RouteParams route = {};
+  uint32_t d_ff = 0;         // of one expert
+  uint32_t d_ff_shared = 0;  // of the expert that processes every token; 0: none
+};
+struct Sizes {
+  uint32_t d_model = 0, vocab = 0;
+  std::vector<LayerSizes> layers;
+  ExpertSizes experts;  // route.experts is 0: the model has none
+};
+
 // Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
-Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) {
+Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) {
   const std::string prefix = std::string(a.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
   THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
-  if (a.experts != Experts::kAlways && (!value || number == 0)) {
-    if (a.experts == Experts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
+  if (a.experts != HasExperts::kAlways && (!value || number == 0)) {
+    if (a.experts == HasExperts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
       return error(Code::kFormat, "%s has tensors of experts, and key '%sexpert_count' is %s",
                    gguf.name().c_str(), prefix.c_str(), value ? "0" : "absent");
     return {};
   }
-  if (a.experts == Experts::kNone)
+  if (a.experts == HasExperts::kNone)
     return error(
         Code::kUnsupported,
         "%s: key '%sexpert_count' is %g, and experts of models of this architecture are not supported",
         gguf.name().c_str(), prefix.c_str(), number);
-  ModelShape& shape = model.shape;
-  THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, shape.experts));
-  THIMBLE_TRY(
-      read_count(gguf, prefix + "expert_used_count", shape.experts, std::nullopt, shape.chosen_experts));
-  if (a.experts == Experts::kAlways) {
+  ExpertSizes& e = sizes.experts;
+  uint32_t count = 0, chosen = 0;
+  THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, count));
+  THIMBLE_TRY(read_count(gguf, prefix + "expert_used_count", count, std::nullopt, chosen));
+  e.route = {
+      .experts = count, .chosen = chosen, .kind = a.route, .share = a.route == kRouteSoftmax, .scale = 1};
+  e.d_ff = sizes.layers[0].d_ff;
+  if (a.experts == HasExperts::kAlways) {
     std::optional<uint64_t> share;
-    if (shape.d_ff) share = std::max(shape.d_ff / shape.chosen_experts, 1u);
-    THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, shape.d_ff));
+    if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
+    THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
   }
-  if (a.shared_expert) {
-    const std::string key = prefix + "expert_shared_feed_forward_length";
-    THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
-    if (width != 0) THIMBLE_TRY(read_count(gguf, key, kMaxWidth, std::nullopt, shape.d_ff_shared));
-  }
-  model.route = {.experts = shape.experts,
-                 .chosen = shape.chosen_experts,
-                 .kind = a.route,
-                 .share = a.route == kRouteSoftmax,
-                 .scale = 1};
-  return {};
+  if (!a.shared_expert) return {};
+  const std::string key = prefix + "expert_shared_feed_forward_length";
+  THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
+  return width != 0 ? read_count(gguf, key, kMaxWidth, std::nullopt, e.d_ff_shared) : Status();
 }
 
-Status load_shape(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string prefix = a.name;
-  ModelShape& shape = model.shape;
+Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string prefix = std::string(a.name) + ".";
+  Sizes sizes;
+  uint32_t layers = 0;
   const auto count = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback, uint32_t& to) {
-    return read_count(gguf, prefix + "." + key, max, fallback, to);
-  };
-  const auto count_by_layer = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback,
-                                  uint32_t& to) {
-    return read_count_by_layer(gguf, prefix + "." + key, shape.layers, max, fallback, to);
+    return read_count(gguf, prefix + key, max, fallback, to);
   };
   THIMBLE_TRY(count("context_length", kMaxPositions, std::nullopt, model.info.context_length));
-  THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, shape.layers));
-  THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, shape.d_model));
+  THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, layers));
+  THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, sizes.d_model));
+  sizes.layers.resize(layers);
+  // Reads a number of each layer. `most`, if given, is its bound and the value that the file may leave out.
+  const auto by_layer = [&](const char* key, uint64_t max, uint32_t LayerSizes::*most,
+                            uint32_t LayerSizes::*to) -> Status {
+    for (uint32_t i = 0; i < layers; ++i) {
+      LayerSizes& layer = sizes.layers[i];
+      const std::optional<uint64_t> bound = most ? std::optional<uint64_t>(layer.*most) : std::nullopt;
+      THIMBLE_TRY(read_count_of_layer(gguf, prefix + key, i, layers, bound.value_or(max), bound, layer.*to));
+    }
+    return {};
+  };
   // If all layers have experts, the file may give only the width of the experts.
-  if (a.experts != Experts::kAlways || gguf.find(prefix + ".feed_forward_length"))
-    THIMBLE_TRY(count_by_layer("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
-  THIMBLE_TRY(count_by_layer("attention.head_count", kMaxHeads, std::nullopt, shape.heads));
-  THIMBLE_TRY(count_by_layer("attention.head_count_kv", shape.heads, shape.heads, shape.kv_heads));
-  if (shape.heads % shape.kv_heads != 0)
-    return error(Code::kFormat, "%s: %u query heads cannot share %u key and value heads evenly",
-                 gguf.name().c_str(), shape.heads, shape.kv_heads);
-  uint32_t value_dim = 0;
-  const uint32_t usual_dim = shape.d_model / shape.heads;
-  THIMBLE_TRY(count("attention.key_length", kMaxHeadDim, usual_dim, shape.head_dim));
-  THIMBLE_TRY(count("attention.value_length", kMaxHeadDim, usual_dim, value_dim));
-  if (shape.head_dim != value_dim)
-    return error(Code::kUnsupported,
-                 "%s: keys of %u and values of %u channels are not supported; they must be equal",
-                 gguf.name().c_str(), shape.head_dim, value_dim);
+  if (a.experts != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
+    THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff));
+  THIMBLE_TRY(by_layer("attention.head_count", kMaxHeads, nullptr, &LayerSizes::heads));
+  THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads));
+  for (LayerSizes& layer : sizes.layers) {
+    if (layer.heads % layer.kv_heads != 0)
+      return error(Code::kFormat, "%s: %u query heads cannot share %u key and value heads evenly",
+                   gguf.name().c_str(), layer.heads, layer.kv_heads);
+    uint32_t value_dim = 0;
+    const uint32_t usual_dim = sizes.d_model / layer.heads;
+    THIMBLE_TRY(count("attention.key_length", kMaxHeadDim, usual_dim, layer.head_dim));
+    THIMBLE_TRY(count("attention.value_length", kMaxHeadDim, usual_dim, value_dim));
+    if (layer.head_dim != value_dim)
+      return error(Code::kUnsupported,
+                   "%s: keys of %u and values of %u channels are not supported; they must be equal",
+                   gguf.name().c_str(), layer.head_dim, value_dim);
+  }
 
   const GgufTensor* embedding = gguf.tensor("token_embd.weight");
   if (!embedding) return error(Code::kFormat, "%s lacks the tensor 'token_embd.weight'", gguf.name().c_str());
   if (embedding->shape[1] > INT32_MAX)  // token ids are int32
     return error(Code::kFormat, "%s: tensor 'token_embd.weight' has too many rows", gguf.name().c_str());
-  shape.vocab = static_cast<uint32_t>(embedding->shape[1]);
-  return {};
+  sizes.vocab = static_cast<uint32_t>(embedding->shape[1]);
+  THIMBLE_TRY(load_expert_sizes(gguf, a, sizes));
+  return sizes;
+}
+
+// The largest sizes of any layer.
+ModelShape largest(const Sizes& sizes) {
+  ModelShape s{.layers = static_cast<uint32_t>(sizes.layers.size()),
+               .d_model = sizes.d_model,
+               .d_ff = sizes.experts.d_ff,
+               .vocab = sizes.vocab,
+               .experts = sizes.experts.route.experts,
+               .chosen_experts = sizes.experts.route.chosen,
+               .d_ff_shared = sizes.experts.d_ff_shared};
+  for (const LayerSizes& layer : sizes.layers) {
+    s.heads = std::max(s.heads, layer.heads);
+    s.kv_heads = std::max(s.kv_heads, layer.kv_heads);
+    s.head_dim = std::max(s.head_dim, layer.head_dim);
+    if (!s.experts) s.d_ff = std::max(s.d_ff, layer.d_ff);
+  }
+  return s;
 }
 
 // Loads query, key and value: from parts of a fused matrix, or from one matrix each.
-Status load_qkv(TensorSource& tensors, const std::string& block, const ModelShape& shape,
-                LayerWeights& layer) {
-  const uint32_t q_rows = shape.heads * shape.head_dim, kv_rows = shape.kv_heads * shape.head_dim;
+Status load_qkv(TensorSource& tensors, const std::string& block, uint32_t d_model, AttentionMixer& m) {
+  const uint32_t q_rows = m.q_cols(), kv_rows = m.kv_cols();
   if (const std::string fused = block + "attn_qkv.weight"; tensors.has(fused)) {
-    THIMBLE_LET(qkv, tensors.matrix(fused, q_rows + 2 * kv_rows, shape.d_model));
-    layer.q = qkv.row_range(0, q_rows);
-    layer.k = qkv.row_range(q_rows, kv_rows);
-    layer.v = qkv.row_range(q_rows + kv_rows, kv_rows);
-    THIMBLE_LET(bias, tensors.vector_if_any(block + "attn_qkv.bias", q_rows + 2 * kv_rows));
+    THIMBLE_LET(qkv, tensors.matrix(fused, m.qkv_cols(), d_model));
+    m.q = qkv.row_range(0, q_rows);
+    m.k = qkv.row_range(q_rows, kv_rows);
+    m.v = qkv.row_range(q_rows + kv_rows, kv_rows);
+    THIMBLE_LET(bias, tensors.vector_if_any(block + "attn_qkv.bias", m.qkv_cols()));
     if (!bias) return {};
-    layer.q_bias = bias.part(0, q_rows);
-    layer.k_bias = bias.part(q_rows, kv_rows);
-    layer.v_bias = bias.part(q_rows + kv_rows, kv_rows);
+    m.q_bias = bias.part(0, q_rows);
+    m.k_bias = bias.part(q_rows, kv_rows);
+    m.v_bias = bias.part(q_rows + kv_rows, kv_rows);
     return {};
   }
-  THIMBLE_LET(q, tensors.matrix(block + "attn_q.weight", q_rows, shape.d_model));
-  THIMBLE_LET(k, tensors.matrix(block + "attn_k.weight", kv_rows, shape.d_model));
-  THIMBLE_LET(v, tensors.matrix(block + "attn_v.weight", kv_rows, shape.d_model));
-  THIMBLE_LET(q_bias, tensors.vector_if_any(block + "attn_q.bias", q_rows));
-  THIMBLE_LET(k_bias, tensors.vector_if_any(block + "attn_k.bias", kv_rows));
-  THIMBLE_LET(v_bias, tensors.vector_if_any(block + "attn_v.bias", kv_rows));
-  layer.q = q, layer.k = k, layer.v = v;
-  layer.q_bias = q_bias, layer.k_bias = k_bias, layer.v_bias = v_bias;
+  THIMBLE_SET(m.q, tensors.matrix(block + "attn_q.weight", q_rows, d_model));
+  THIMBLE_SET(m.k, tensors.matrix(block + "attn_k.weight", kv_rows, d_model));
+  THIMBLE_SET(m.v, tensors.matrix(block + "attn_v.weight", kv_rows, d_model));
+  THIMBLE_SET(m.q_bias, tensors.vector_if_any(block + "attn_q.bias", q_rows));
+  THIMBLE_SET(m.k_bias, tensors.vector_if_any(block + "attn_k.bias", kv_rows));
+  THIMBLE_SET(m.v_bias, tensors.vector_if_any(block + "attn_v.bias", kv_rows));
   return {};
 }
 
-Status load_ffn(TensorSource& tensors, const std::string& block, const ModelShape& shape,
-                LayerWeights& layer) {
+Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& block, const Architecture& a,
+                                      uint32_t d_model, const LayerSizes& sizes) {
+  AttentionMixer m{.heads = sizes.heads, .kv_heads = sizes.kv_heads, .head_dim = sizes.head_dim};
+  THIMBLE_TRY(load_qkv(tensors, block, d_model, m));
+  if (a.qk_norm != QkNorm::kNone) {
+    const bool all = a.qk_norm == QkNorm::kAllHeads;
+    THIMBLE_SET(m.q_norm, tensors.vector(block + "attn_q_norm.weight", all ? m.q_cols() : m.head_dim));
+    THIMBLE_SET(m.k_norm, tensors.vector(block + "attn_k_norm.weight", all ? m.kv_cols() : m.head_dim));
+  }
+  if (a.sinks) THIMBLE_SET(m.sinks, tensors.vector(block + "attn_sinks.weight", m.heads));
+  THIMBLE_SET(m.output, tensors.matrix(block + "attn_output.weight", d_model, m.q_cols()));
+  const std::string bias = block + "attn_output.bias";
+  THIMBLE_SET(m.output_bias, a.biases ? tensors.vector(bias, d_model) : tensors.vector_if_any(bias, d_model));
+  return m;
+}
+
+Result<Dense> load_dense(TensorSource& tensors, const std::string& block, uint32_t d_model, uint32_t d_ff) {
+  Dense f;
   if (tensors.has(block + "ffn_gate.weight")) {
-    THIMBLE_LET(gate, tensors.matrix(block + "ffn_gate.weight", shape.d_ff, shape.d_model));
-    THIMBLE_LET(up, tensors.matrix(block + "ffn_up.weight", shape.d_ff, shape.d_model));
-    layer.gate = gate, layer.up = up;
+    THIMBLE_SET(f.gate, tensors.matrix(block + "ffn_gate.weight", d_ff, d_model));
+    THIMBLE_SET(f.up, tensors.matrix(block + "ffn_up.weight", d_ff, d_model));
   } else {  // one matrix; the rows of the gate come first
-    THIMBLE_LET(gate_up, tensors.matrix(block + "ffn_up.weight", 2 * uint64_t(shape.d_ff), shape.d_model));
-    layer.gate = gate_up.row_range(0, shape.d_ff);
-    layer.up = gate_up.row_range(shape.d_ff, shape.d_ff);
+    THIMBLE_LET(gate_up, tensors.matrix(block + "ffn_up.weight", 2 * uint64_t(d_ff), d_model));
+    f.gate = gate_up.row_range(0, d_ff);
+    f.up = gate_up.row_range(d_ff, d_ff);
   }
-  THIMBLE_LET(down, tensors.matrix(block + "ffn_down.weight", shape.d_model, shape.d_ff));
-  layer.down = down;
-  return {};
+  THIMBLE_SET(f.down, tensors.matrix(block + "ffn_down.weight", d_model, d_ff));
+  return f;
 }
 
-Status load_experts(TensorSource& tensors, const std::string& block, const Architecture& a,
-                    const ModelShape& s, LayerWeights& layer) {
-  THIMBLE_LET(router, tensors.matrix(block + "ffn_gate_inp.weight", s.experts, s.d_model));
-  THIMBLE_LET(gate, tensors.matrices(block + "ffn_gate_exps.weight", s.experts, s.d_ff, s.d_model));
-  THIMBLE_LET(up, tensors.matrices(block + "ffn_up_exps.weight", s.experts, s.d_ff, s.d_model));
-  THIMBLE_LET(down, tensors.matrices(block + "ffn_down_exps.weight", s.experts, s.d_model, s.d_ff));
-  layer.router = router, layer.gate = gate, layer.up = up, layer.down = down;
-  if (s.d_ff_shared) {
-    THIMBLE_LET(shared_gate, tensors.matrix(block + "ffn_gate_shexp.weight", s.d_ff_shared, s.d_model));
-    THIMBLE_LET(shared_up, tensors.matrix(block + "ffn_up_shexp.weight", s.d_ff_shared, s.d_model));
-    THIMBLE_LET(shared_down, tensors.matrix(block + "ffn_down_shexp.weight", s.d_model, s.d_ff_shared));
-    layer.shared_gate = shared_gate, layer.shared_up = shared_up, layer.shared_down = shared_down;
+Result<Experts> load_experts(TensorSource& tensors, const std::string& block, const Architecture& a,
+                             uint32_t d_model, const ExpertSizes& sizes) {
+  const uint32_t count = sizes.route.experts, d_ff = sizes.d_ff, d_ff_shared = sizes.d_ff_shared;
+  Experts f{.route = sizes.route};
+  THIMBLE_SET(f.router, tensors.matrix(block + "ffn_gate_inp.weight", count, d_model));
+  THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, d_model));
+  THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, d_model));
+  THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, d_model, d_ff));
+  if (d_ff_shared) {
+    THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));
+    THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
+    THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
-  if (!a.sinks) return {};
-  THIMBLE_LET(router_bias, tensors.vector(block + "ffn_gate_inp.bias", s.experts));
-  THIMBLE_LET(gate_bias, tensors.floats(block + "ffn_gate_exps.bias", s.experts, s.d_ff));
-  THIMBLE_LET(up_bias, tensors.floats(block + "ffn_up_exps.bias", s.experts, s.d_ff));
-  THIMBLE_LET(down_bias, tensors.floats(block + "ffn_down_exps.bias", s.experts, s.d_model));
-  layer.router_bias = router_bias, layer.gate_bias = gate_bias, layer.up_bias = up_bias;
-  layer.down_bias = down_bias;
-  return {};
+  if (!a.biases) return f;
+  THIMBLE_SET(f.router_bias, tensors.vector(block + "ffn_gate_inp.bias", count));
+  THIMBLE_SET(f.gate_bias, tensors.floats(block + "ffn_gate_exps.bias", count, d_ff));
+  THIMBLE_SET(f.up_bias, tensors.floats(block + "ffn_up_exps.bias", count, d_ff));
+  THIMBLE_SET(f.down_bias, tensors.floats(block + "ffn_down_exps.bias", count, d_model));
+  return f;
 }
 
-Status load_norms(TensorSource& tensors, const std::string& block, const Architecture& a, const ModelShape& s,
-                  LayerWeights& layer) {
+Status load_norms(TensorSource& tensors, const std::string& block, const Architecture& a, uint32_t d_model,
+                  Layer& layer) {
   if (a.norms != Norms::kBehind) {
-    THIMBLE_LET(attn_norm, tensors.vector(block + "attn_norm.weight", s.d_model));
-    THIMBLE_LET(ffn_norm, tensors.vector(block + a.ffn_norm + ".weight", s.d_model));
-    layer.attn_norm = attn_norm, layer.ffn_norm = ffn_norm;
+    THIMBLE_SET(layer.norm, tensors.vector(block + "attn_norm.weight", d_model));
+    THIMBLE_SET(layer.ffn_norm, tensors.vector(block + a.ffn_norm + ".weight", d_model));
   }
   if (a.norms != Norms::kBefore) {
-    THIMBLE_LET(post_attn_norm, tensors.vector(block + "post_attention_norm.weight", s.d_model));
-    THIMBLE_LET(post_ffn_norm, tensors.vector(block + "post_ffw_norm.weight", s.d_model));
-    layer.post_attn_norm = post_attn_norm, layer.post_ffn_norm = post_ffn_norm;
+    THIMBLE_SET(layer.post_norm, tensors.vector(block + "post_attention_norm.weight", d_model));
+    THIMBLE_SET(layer.post_ffn_norm, tensors.vector(block + "post_ffw_norm.weight", d_model));
   }
-  if (a.qk_norm == QkNorm::kNone) return {};
-  const uint32_t all = a.qk_norm == QkNorm::kAllHeads;
-  THIMBLE_LET(q_norm, tensors.vector(block + "attn_q_norm.weight", s.head_dim * (all ? s.heads : 1)));
-  THIMBLE_LET(k_norm, tensors.vector(block + "attn_k_norm.weight", s.head_dim * (all ? s.kv_heads : 1)));
-  layer.q_norm = q_norm, layer.k_norm = k_norm;
   return {};
 }
 
-Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block, const Architecture& a,
-                                const ModelShape& shape) {
-  LayerWeights layer;
-  THIMBLE_TRY(load_norms(tensors, block, a, shape, layer));
-  THIMBLE_TRY(load_qkv(tensors, block, shape, layer));
-  if (a.sinks) {
-    THIMBLE_LET(sinks, tensors.vector(block + "attn_sinks.weight", shape.heads));
-    layer.sinks = sinks;
-  }
-  THIMBLE_LET(output,
-              tensors.matrix(block + "attn_output.weight", shape.d_model, shape.heads * shape.head_dim));
-  const std::string bias = block + "attn_output.bias";
-  THIMBLE_LET(output_bias,
-              a.sinks ? tensors.vector(bias, shape.d_model) : tensors.vector_if_any(bias, shape.d_model));
-  layer.attn_output = output, layer.attn_output_bias = output_bias;
-  THIMBLE_TRY(shape.experts ? load_experts(tensors, block, a, shape, layer)
-                            : load_ffn(tensors, block, shape, layer));
+Result<Layer> load_layer(TensorSource& tensors, const std::string& block, const Architecture& a,
+                         const Sizes& sizes, const LayerSizes& its) {
+  Layer layer;
+  THIMBLE_TRY(load_norms(tensors, block, a, sizes.d_model, layer));
+  THIMBLE_LET(attention, load_attention(tensors, block, a, sizes.d_model, its));
+  layer.mixers.push_back(attention);
+  if (sizes.experts.route.experts)
+    THIMBLE_SET(layer.feed_forward, load_experts(tensors, block, a, sizes.d_model, sizes.experts));
+  else
+    THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, sizes.d_model, its.d_ff));
   return layer;
 }
 
@@ -430,7 +473,8 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   const std::string prefix = std::string(a.name) + ".", key = prefix + "attention.sliding_window",
                     pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
-  if (!a.window && !gguf.find(key) && !a.sinks) return {};  // files of gemma3 and olmo2 may have no window
+  if (!a.window && !gguf.find(key) && !a.needs_window)
+    return {};  // files of gemma3 and olmo2 may have no window
   uint32_t window = 0, period = a.period;
   THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
   // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
@@ -447,7 +491,9 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   }
   bool some = false;
   for (uint32_t i = 0; i < model.shape.layers; ++i)
-    if ((i + 1) % period != 0) model.layers[i].window = window, some = true;
+    for (Mixer& mixer : model.layers[i].mixers)
+      if (auto* attention = std::get_if<AttentionMixer>(&mixer); attention && (i + 1) % period != 0)
+        attention->window = window, some = true;
   return some ? check_window_shape(gguf, prefix, model) : Status();
 }
 
@@ -468,7 +514,8 @@ Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
 // 4, the halves of its bytes have another order, and the rows of gate and up alternate. In all of them, the
 // biases of experts are bf16.
 Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Architecture& a) {
-  if (!a.sinks || !gguf.tensor("blk.0.attn_out.weight")) return {};
+  if (std::string_view(a.name) != "gpt-oss" && std::string_view(a.name) != "gptoss") return {};
+  if (!gguf.tensor("blk.0.attn_out.weight")) return {};
   return error(Code::kUnsupported,
                "%s was written by Ollama, whose files of gpt-oss lay out the experts in a way that is not "
                "read; use one that llama.cpp wrote",
@@ -481,12 +528,12 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(architecture, find_architecture(gguf));
   THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, architecture));
   const std::string prefix = architecture.name;
-  THIMBLE_TRY(load_shape(gguf, architecture, model));
-  THIMBLE_TRY(load_expert_shape(gguf, architecture, model));
+  THIMBLE_LET(sizes, load_sizes(gguf, architecture, model));
+  model.shape = largest(sizes);
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
   THIMBLE_TRY(load_scales(gguf, architecture, model));
-  if (shape.experts) model.route.scale = model.residual_scale;  // their output is added to the stream
+  sizes.experts.route.scale = model.residual_scale;  // the experts' output is added to the stream
   const bool windowed =
       architecture.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, architecture, model));
@@ -515,9 +562,17 @@ Status load_weights(const Gguf& gguf, Model& model) {
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    THIMBLE_LET(layer, load_layer(tensors, "blk." + std::to_string(i) + ".", architecture, shape));
-    layer.rotates = rotates && (!architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0);
-    model.layers.push_back(layer);
+    const std::string block = "blk." + std::to_string(i) + ".";
+    THIMBLE_LET(layer, load_layer(tensors, block, architecture, sizes, sizes.layers[i]));
+    for (Mixer& mixer : layer.mixers) {
+      auto* const attention = std::get_if<AttentionMixer>(&mixer);
+      if (!attention) continue;
+      attention->rotates =
+          rotates && (!architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0);
+      attention->first_run = static_cast<uint32_t>(model.layer_of_run.size());
+      model.layer_of_run.insert(model.layer_of_run.end(), attention->kv_heads, i);
+    }
+    model.layers.push_back(std::move(layer));
   }
   if (windowed) THIMBLE_TRY(load_windows(gguf, architecture, model));
   return tensors.all_taken();

@@ -1,17 +1,29 @@
 #include "runtime/model/cost.h"
 
-#include <algorithm>
-
 namespace thimble {
 
-Cost key_cost(const ModelShape& s) {
-  return {static_cast<double>(s.kv_heads * kv_bytes(DType::kF16, s.head_dim)), 2.0 * s.heads * s.head_dim};
+Cost product_cost(const AttentionMixer& m) {
+  return product_cost(m.q) + product_cost(m.k) + product_cost(m.v) + product_cost(m.output);
 }
 
-uint32_t full_layers(const Model& model, uint32_t skipped) {
-  const auto first = model.layers.begin() + std::min<size_t>(skipped, model.layers.size());
-  return static_cast<uint32_t>(
-      std::count_if(first, model.layers.end(), [](const LayerWeights& layer) { return !layer.window; }));
+Cost product_cost(const Dense& f) { return product_cost(f.gate) + product_cost(f.up) + product_cost(f.down); }
+
+Cost key_cost(const AttentionMixer& m) {
+  return {static_cast<double>(m.kv_heads * kv_bytes(DType::kF16, m.head_dim)), 2.0 * m.heads * m.head_dim};
+}
+
+Cost full_key_cost(const Model& model, uint32_t skipped) {
+  Cost sum;
+  for (size_t i = skipped; i < model.layers.size(); ++i)
+    if (model.layers[i].attends_to_all()) sum += key_cost(*model.layers[i].attention());
+  return sum;
+}
+
+uint32_t full_heads(const Model& model) {
+  uint32_t heads = 0;
+  for (const Layer& layer : model.layers)
+    if (layer.attends_to_all()) heads += layer.attention()->kv_heads;
+  return heads;
 }
 
 }  // namespace thimble

@@ -14,6 +14,7 @@ struct Cost {
     flop += other.flop;
     return *this;
   }
+  Cost operator+(const Cost& other) const { return Cost(*this) += other; }
   Cost operator*(double factor) const { return {bytes * factor, flop * factor}; }
   bool operator==(const Cost&) const = default;
 };
@@ -21,9 +22,14 @@ inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 
 // The cost of a matrix: its bytes, and the operations for one row.
 inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
+// The same for all matrices of a mixer or of a feed-forward.
+Cost product_cost(const AttentionMixer&);
+Cost product_cost(const Dense&);
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
-Cost key_cost(const ModelShape&);
-// The number of layers that attend to every entry, not counting the first `skipped` layers of the model.
-uint32_t full_layers(const Model&, uint32_t skipped = 0);
+Cost key_cost(const AttentionMixer&);
+// The same in all layers that attend to every entry, without the first `skipped` layers of the model.
+Cost full_key_cost(const Model&, uint32_t skipped = 0);
+// The number of KV heads of these layers.
+uint32_t full_heads(const Model&);
 
 }  // namespace thimble

@@ -31,20 +31,17 @@ Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers)
                in_quotes(key).c_str(), count, layers);
 }
 
-Status read_count_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers, uint64_t max,
-                           std::optional<uint64_t> fallback, uint32_t& count) {
+Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t layer, uint32_t layers,
+                           uint64_t max, std::optional<uint64_t> fallback, uint32_t& count) {
   const GgufValue* value = gguf.find(key);
   if (!value || !value->is_array) return read_count(gguf, key, max, fallback, count);
   THIMBLE_TRY(check_by_layer(gguf, key, layers));
   THIMBLE_LET(found, gguf.get_ints(key));
-  const std::vector<int64_t>& values = *found;
-  if (std::any_of(values.begin(), values.end(), [](int64_t v) { return v < 0; }))
+  const int64_t number = (*found)[layer];
+  if (number < 0)
     return error(Code::kFormat, "%s: key %s holds negative numbers", gguf.name().c_str(),
                  in_quotes(key).c_str());
-  if (std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
-    return error(Code::kUnsupported, "%s: key %s differs from layer to layer, which is not supported",
-                 gguf.name().c_str(), in_quotes(key).c_str());
-  return set_count(gguf, key, max, static_cast<uint64_t>(values[0]), count);
+  return set_count(gguf, key, max, static_cast<uint64_t>(number), count);
 }
 
 bool TensorSource::has_any(const std::string& begin) const {

@@ -117,18 +117,61 @@ Result<ChatWriter> Model::chat_named(std::string_view name) const {
                known.status().message().c_str(), names.c_str());
 }
 
+namespace {
+
+std::vector<Tensor> tensors_of(const AttentionMixer& m) {
+  return {m.q, m.k, m.v, m.q_bias, m.k_bias, m.v_bias, m.q_norm, m.k_norm, m.sinks, m.output, m.output_bias};
+}
+std::vector<Tensor> tensors_of(const Dense& f) { return {f.gate, f.up, f.down}; }
+std::vector<Tensor> tensors_of(const Experts& f) {
+  return {f.gate,    f.up,        f.down,        f.router,    f.router_bias, f.gate_bias,
+          f.up_bias, f.down_bias, f.shared.gate, f.shared.up, f.shared.down};
+}
+
+}  // namespace
+
+const AttentionMixer* Layer::attention() const {
+  for (const Mixer& mixer : mixers)
+    if (const auto* found = std::get_if<AttentionMixer>(&mixer)) return found;
+  return nullptr;
+}
+
+std::vector<Tensor> Layer::tensors() const {
+  std::vector<Tensor> all{norm, ffn_norm, post_norm, post_ffn_norm};
+  const auto add = [&](const auto& part) {
+    const std::vector<Tensor> its = tensors_of(part);
+    all.insert(all.end(), its.begin(), its.end());
+  };
+  for (const Mixer& mixer : mixers) std::visit(add, mixer);
+  std::visit(add, feed_forward);
+  return all;
+}
+
 std::vector<Tensor> Model::tensors() const {
   const bool tied = output.data == token_embedding.data;  // the embedding may have more rows than output
   std::vector<Tensor> all{output_norm, tied ? token_embedding : output};
-  for (const LayerWeights& l : layers)
-    all.insert(all.end(),
-               {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,         l.k,
-                l.v,         l.q_bias,      l.k_bias,           l.v_bias,        l.q_norm,    l.k_norm,
-                l.sinks,     l.attn_output, l.attn_output_bias, l.gate,          l.up,        l.down,
-                l.router,    l.router_bias, l.gate_bias,        l.up_bias,       l.down_bias, l.shared_gate,
-                l.shared_up, l.shared_down});
+  for (const Layer& layer : layers) {
+    const std::vector<Tensor> its = layer.tensors();
+    all.insert(all.end(), its.begin(), its.end());
+  }
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
+}
+
+ModelShape Model::shape_of(const Layer& layer) const {
+  ModelShape s = shape;
+  if (const AttentionMixer* attention = layer.attention()) {
+    s.heads = attention->heads;
+    s.kv_heads = attention->kv_heads;
+    s.head_dim = attention->head_dim;
+  }
+  if (const auto* experts = std::get_if<Experts>(&layer.feed_forward)) {
+    s.d_ff = experts->d_ff();
+  } else {
+    s.d_ff = std::get<Dense>(layer.feed_forward).down.cols;
+    s.experts = s.chosen_experts = s.d_ff_shared = 0;
+  }
+  return s;
 }
 
 std::vector<std::span<const std::byte>> Model::memory() const {
@@ -149,7 +192,7 @@ Status Model::check_files() const {
 }
 
 std::array<MatrixShape, 2> Retainer::matrices() const {
-  for (const Layer& l : layers) {
+  for (const Networks& l : layers) {
     const auto& [first, second] = kind == Kind::kSink ? std::tie(l.q, l.k) : std::tie(l.fc1, l.fc2);
     if (second) return {{{first.rows, first.cols}, {second.rows, second.cols}}};
   }
@@ -158,7 +201,7 @@ std::array<MatrixShape, 2> Retainer::matrices() const {
 
 std::vector<Tensor> Retainer::tensors() const {
   std::vector<Tensor> all;
-  for (const Layer& l : layers)
+  for (const Networks& l : layers)
     all.insert(all.end(), {l.fc1, l.fc1_bias, l.fc2, l.fc2_bias, l.q, l.q_bias, l.k, l.q_norm, l.k_norm,
                            l.sinks, l.sink_bias});
   std::erase_if(all, [](const Tensor& t) { return !t; });
@@ -167,7 +210,8 @@ std::vector<Tensor> Retainer::tensors() const {
 
 uint64_t Model::host_bytes() const {
   return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
-         layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() + chat.host_bytes() +
+         layers.capacity() * (sizeof(Layer) + sizeof(Mixer)) + layer_of_run.capacity() * sizeof(uint32_t) +
+         chat_template.capacity() + chat.host_bytes() +
          (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity() +
           window_rope.inverse_frequency.capacity()) *
              sizeof(double);
@@ -178,9 +222,9 @@ uint64_t Model::fingerprint() const {
   const uint32_t counts[] = {shape.layers, shape.heads, shape.kv_heads,
                              shape.head_dim};  // in the host's byte order, which is little-endian
   hash = fnv1a(counts, sizeof counts, hash);
-  for (const LayerWeights& layer : layers)
-    for (const Tensor& norm : {layer.attn_norm ? layer.attn_norm : layer.post_attn_norm,
-                               layer.ffn_norm ? layer.ffn_norm : layer.post_ffn_norm})
+  for (const Layer& layer : layers)
+    for (const Tensor& norm :
+         {layer.norm ? layer.norm : layer.post_norm, layer.ffn_norm ? layer.ffn_norm : layer.post_ffn_norm})
       hash = fnv1a(norm.data, norm.bytes(), hash);
   return hash;
 }

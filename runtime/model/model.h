@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "backends/backend.h"
@@ -45,21 +46,58 @@ uint32_t rope_table_rows(uint32_t positions);
 // which factors longrope uses.
 void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
 
-struct LayerWeights {
+// A mixer passes information from token to token. This one attends to the keys and values of earlier tokens.
+struct AttentionMixer {
+  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+  // The index of its first KV head among the KV heads of all layers. Each KV head has a run of entries in the
+  // pool, and a row in the table of HeadState, at this index.
+  uint32_t first_run = 0;
   uint32_t window = 0;  // each token attends to so many most recent tokens, itself included; 0: to all
   bool rotates = true;  // false: queries and keys are not rotated (smollm3)
-  // f32 [d_model]. The first two normalize the input of attention and of the feed-forward (olmo2 has none).
-  // The last two normalize their output before it is added to the stream (gemma, olmo2).
-  Tensor attn_norm, ffn_norm, post_attn_norm, post_ffn_norm;
-  Tensor q, k, v;                 // row ranges of one matrix if the file fuses them (phi3)
+  Tensor q, k, v;       // row ranges of one matrix if the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
   Tensor q_norm, k_norm;          // f32, over the channels of each head (qwen3) or of all heads (olmo2)
   Tensor sinks;                   // f32 [heads]: logits without a value (gpt-oss)
-  Tensor attn_output, attn_output_bias;
-  Tensor gate, up, down;                 // with experts: the matrices of all experts, one after the other
+  Tensor output, output_bias;
+
+  uint32_t group() const { return heads / kv_heads; }  // query heads of a KV head
+  // The columns of a row of queries, of keys or values, and of all three.
+  uint32_t q_cols() const { return heads * head_dim; }
+  uint32_t kv_cols() const { return kv_heads * head_dim; }
+  uint32_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
+};
+using Mixer = std::variant<AttentionMixer>;
+
+// The feed-forward of one expert, or of a layer without experts. Empty tensors: there is none.
+struct Dense {
+  Tensor gate, up, down;  // [d_ff][d_model] twice, [d_model][d_ff]
+};
+
+struct Experts {
+  RouteParams route = {};
   Tensor router, router_bias;            // [experts][d_model], f32 [experts]
-  Tensor gate_bias, up_bias, down_bias;  // f32, with experts (gpt-oss)
-  Tensor shared_gate, shared_up, shared_down;  // of the expert that processes every token (granite)
+  Tensor gate, up, down;                 // the matrices of all experts, one after the other
+  Tensor gate_bias, up_bias, down_bias;  // f32 (gpt-oss)
+  Dense shared;                          // of the expert that processes every token (granite)
+
+  uint32_t d_ff() const { return down.cols; }  // of one expert
+};
+using FeedForward = std::variant<Dense, Experts>;
+
+// A layer describes itself completely. Layers of one model may differ in everything except d_model.
+struct Layer {
+  // f32 [d_model]. The first two normalize the input of the mixers and of the feed-forward (olmo2 has none).
+  // The last two normalize their output before it is added to the stream (gemma, olmo2).
+  Tensor norm, ffn_norm, post_norm, post_ffn_norm;
+  std::vector<Mixer> mixers;
+  FeedForward feed_forward;
+
+  // Null: the layer has no attention, and its tokens have no entries in the pool.
+  const AttentionMixer* attention() const;
+  bool has_window() const { return attention() && attention()->window; }
+  // Whether each token attends to all earlier ones.
+  bool attends_to_all() const { return attention() && !attention()->window; }
+  std::vector<Tensor> tensors() const;
 };
 
 // A retainer computes the retention scores of tokens. It consists of small trained networks from a sidecar
@@ -68,9 +106,9 @@ struct Retainer {
   enum class Kind { kLocret, kLinear, kMlp, kSink, kAdore };
   enum class Input { kQkv, kX };  // query, key and value before RoPE; or the input of W_q
 
-  // Tensors that the kind does not use are empty. In a windowed layer all tensors are empty, because it keeps
-  // its most recent tokens.
-  struct Layer {
+  // The networks of one layer. Tensors that the kind does not use are empty. All tensors are empty if the
+  // layer has no attention, and in a windowed layer, because it keeps its most recent tokens.
+  struct Networks {
     Tensor fc1, fc1_bias;  // locret, mlp: [hidden][input]; f32 [hidden], mlp only
     Tensor fc2, fc2_bias;  // scores from that or from the input: [Hkv][hidden], f32 [Hkv]
     // sink: a query for each head and a key for each KV head, with `rank` channels; the weights of their
@@ -83,15 +121,15 @@ struct Retainer {
   MappedFile file;
   Kind kind = Kind::kLocret;
   Input input = Input::kQkv;
-  std::vector<Layer> layers;  // empty for kAdore
-  Controller controller;      // kAdore only
+  std::vector<Networks> layers;  // empty for kAdore
+  Controller controller;         // kAdore only
   uint32_t act = kActSilu;
   uint32_t hidden = 0;           // locret, mlp
   uint32_t rank = 0, sinks = 0;  // sink
   // The options that it was trained for. 0: the file does not say.
   uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
   std::optional<uint32_t> protect_init;
-  // Each KV head's share of the pool, [layer][kv head], 1 on average. Empty: all shares are equal.
+  // Each KV head's share of the pool, in the order of runs, 1 on average. Empty: all shares are equal.
   std::vector<float> shares;
   // The name of the retention policy that suits the retainer: "locret", or a policy that was better in the
   // retainer's check than its scores alone.
@@ -123,10 +161,9 @@ class Model {
   static Result<std::shared_ptr<const Model>> open(std::vector<GgufFile> files);
 
   ModelInfo info;
-  ModelShape shape;
+  ModelShape shape;  // the largest sizes of any layer
   float norm_epsilon = 1e-5f;
   uint32_t act = kActSilu;
-  RouteParams route = {};     // with experts
   float embedding_scale = 1;  // factor of embedding rows
   float residual_scale = 1;   // factor of what layers add to the stream
   float attention_scale = 1;  // factor of query-key products, usually 1 / sqrt(head_dim)
@@ -138,7 +175,9 @@ class Model {
   // With tied embeddings, `output` consists of rows of token_embedding. It has one row for each token that
   // may follow: fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
   Tensor token_embedding, output_norm, output;
-  std::vector<LayerWeights> layers;  // empty for a vocabulary-only file
+  std::vector<Layer> layers;  // empty for a vocabulary-only file
+  // The layer of each run: the KV heads of the first layer, then those of the next one.
+  std::vector<uint32_t> layer_of_run;
   Tokenizer tokenizer;
   std::string chat_template;  // the file's template without a name or named "default"; or empty
   ChatWriter chat;            // writes conversations with that template
@@ -164,6 +203,11 @@ class Model {
   // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors. For a
   // layer that has neither, it uses the norms after attention and feed-forward.
   uint64_t fingerprint() const;
+
+  // `shape` with the sizes of this layer.
+  ModelShape shape_of(const Layer&) const;
+  // The attention mixer that owns a run.
+  const AttentionMixer& owner_of_run(size_t run) const { return *layers[layer_of_run[run]].attention(); }
 
   // The tensors that a device needs. The embedding is left out if the device only looks up its rows, because
   // the host can pass these rows with each step.

@@ -107,16 +107,16 @@ Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& r
 
 // The KV heads' shares of the pool, scaled to 1 on average over the layers without a window.
 Result<std::vector<float>> get_shares(const Gguf& gguf, const Model& model) {
-  const uint32_t kv_heads = model.shape.kv_heads, heads = model.shape.layers * kv_heads;
+  const size_t heads = model.layer_of_run.size();
   THIMBLE_LET(shares, retainer_shares(gguf));
   if (shares.empty()) return shares;
   if (shares.size() != heads)
     return error(Code::kMismatch,
-                 "%s: key 'retainer.budget' has %zu shares, and the model has %u KV heads in all layers",
+                 "%s: key 'retainer.budget' has %zu shares, and the model has %zu KV heads in all layers",
                  gguf.name().c_str(), shares.size(), heads);
   double sum = 0, count = 0;
-  for (uint32_t i = 0; i < heads; ++i) {
-    if (model.layers[i / kv_heads].window) continue;
+  for (size_t i = 0; i < heads; ++i) {
+    if (model.owner_of_run(i).window) continue;
     sum += shares[i];
     ++count;
   }
@@ -150,9 +150,9 @@ Status read_kind(const Gguf& gguf, const std::string& prefix, uint32_t act_of_mo
 
 // Reads the tensors of one layer. Their names begin with `name`. `input`: the number of columns of the
 // matrices that read the retainer's input.
-Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& name, const Retainer& r,
-                                   const ModelShape& shape, uint64_t input) {
-  Retainer::Layer layer;
+Result<Retainer::Networks> read_networks(TensorSource& tensors, const std::string& name, const Retainer& r,
+                                         const AttentionMixer& m, uint64_t input) {
+  Retainer::Networks layer;
   const auto matrix = [&](const char* part, uint64_t rows, uint64_t cols, Tensor& to) -> Status {
     THIMBLE_LET(tensor, tensors.matrix(name + part, rows, cols));
     to = tensor;
@@ -166,28 +166,28 @@ Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& nam
   const auto vector = [&](const char* part, uint64_t cols, Tensor& to) { return floats(part, 1, cols, to); };
   switch (r.kind) {
     case Kind::kLinear:
-      THIMBLE_TRY(matrix(".weight", shape.kv_heads, input, layer.fc2));
-      THIMBLE_TRY(vector(".bias", shape.kv_heads, layer.fc2_bias));
+      THIMBLE_TRY(matrix(".weight", m.kv_heads, input, layer.fc2));
+      THIMBLE_TRY(vector(".bias", m.kv_heads, layer.fc2_bias));
       break;
     case Kind::kMlp:
       THIMBLE_TRY(vector("_fc1.bias", r.hidden, layer.fc1_bias));
-      THIMBLE_TRY(vector("_fc2.bias", shape.kv_heads, layer.fc2_bias));
+      THIMBLE_TRY(vector("_fc2.bias", m.kv_heads, layer.fc2_bias));
       [[fallthrough]];
     case Kind::kLocret:
       THIMBLE_TRY(matrix("_fc1.weight", r.hidden, input, layer.fc1));
-      THIMBLE_TRY(matrix("_fc2.weight", shape.kv_heads, r.hidden, layer.fc2));
+      THIMBLE_TRY(matrix("_fc2.weight", m.kv_heads, r.hidden, layer.fc2));
       break;
     case Kind::kAdore:
       break;
     case Kind::kSink: {
-      const uint64_t queries = uint64_t(shape.heads) * r.rank, keys = uint64_t(shape.kv_heads) * r.rank;
+      const uint64_t queries = uint64_t(m.heads) * r.rank, keys = uint64_t(m.kv_heads) * r.rank;
       THIMBLE_TRY(matrix("_q.weight", queries, input, layer.q));
       THIMBLE_TRY(vector("_q.bias", queries, layer.q_bias));
       THIMBLE_TRY(matrix("_k.weight", keys, input, layer.k));
       THIMBLE_TRY(vector("_q_norm.weight", r.rank, layer.q_norm));
       THIMBLE_TRY(vector("_k_norm.weight", r.rank, layer.k_norm));
-      THIMBLE_TRY(floats("_kbase", uint64_t(shape.kv_heads) * r.sinks, r.rank, layer.sinks));
-      THIMBLE_TRY(vector("_b", shape.heads, layer.sink_bias));
+      THIMBLE_TRY(floats("_kbase", uint64_t(m.kv_heads) * r.sinks, r.rank, layer.sinks));
+      THIMBLE_TRY(vector("_b", m.heads, layer.sink_bias));
       break;
     }
   }
@@ -275,16 +275,16 @@ Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, st
     return std::shared_ptr<const Retainer>(retainer);
   }
 
-  const uint64_t qkv = (shape.heads + 2 * uint64_t(shape.kv_heads)) * shape.head_dim;
-  const uint64_t input = retainer->input == Input::kQkv ? qkv : shape.d_model;
   const char* stem = prefix == "locret." ? "locret" : "retain";
   TensorSource tensors(gguf);
   for (uint32_t i = 0; i < shape.layers; ++i) {
     const std::string begin = "blk." + std::to_string(i) + "." + stem;
-    Retainer::Layer& layer = retainer->layers.emplace_back();
-    if (layers[i].window && !tensors.has_any(begin)) continue;
-    THIMBLE_LET(read, read_layer(tensors, begin, *retainer, shape, input));
-    if (!layers[i].window) layer = read;
+    Retainer::Networks& networks = retainer->layers.emplace_back();
+    const AttentionMixer* attention = layers[i].attention();
+    if (!attention || (attention->window && !tensors.has_any(begin))) continue;
+    const uint32_t input = retainer->input == Input::kQkv ? attention->qkv_cols() : shape.d_model;
+    THIMBLE_LET(read, read_networks(tensors, begin, *retainer, *attention, input));
+    if (!attention->window) networks = read;
   }
   THIMBLE_TRY(tensors.all_taken());
   return std::shared_ptr<const Retainer>(retainer);

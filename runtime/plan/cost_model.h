@@ -18,13 +18,17 @@ class CostModel {
   Cost run(double rows, double entries, bool chunk, bool logits) const;
 
  private:
-  Cost layers_;                              // the weights of all layers without the feed-forwards
-  Cost feed_forward_;                        // the weights of the feed-forwards, including all experts
-  double expert_share_ = 1;                  // the fraction of the experts that a row uses
-  Cost output_;                              // the output matrix
-  Cost key_;                                 // key_cost()
-  double full_ = 0;                          // layers that attend to every entry
-  std::vector<double> windows_;              // the windows of the other layers
+  Cost layers_;              // the weights of all layers without the experts that are chosen
+  Cost experts_;             // the weights of all experts of all layers
+  double expert_share_ = 1;  // the fraction of the experts that a row uses
+  Cost output_;              // the output matrix
+  Cost full_keys_;           // one entry's keys in all layers that attend to every entry
+  // The layers with a window: its length, and the cost of one entry's keys.
+  struct Window {
+    double tokens;
+    Cost keys;
+  };
+  std::vector<Window> windows_;
   double most_decode_ = 0, most_chunk_ = 0;  // most entries that a row attends to in full layers
 };
 

@@ -57,7 +57,7 @@ std::vector<uint32_t> divide_pool(const Model& model, std::span<const float> sha
   std::vector<uint32_t> keeps(shares.size(), o.pool);
   std::vector<uint32_t> heads;  // of layers without a window, by descending share, then by index
   for (uint32_t i = 0; i < shares.size(); ++i)
-    if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
+    if (!model.owner_of_run(i).window) heads.push_back(i);
   std::sort(heads.begin(), heads.end(),
             [&](uint32_t a, uint32_t b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
   // above[n]: the sum of the shares beyond the least one, over heads n and later.
@@ -83,15 +83,20 @@ std::vector<uint64_t> begins_of(const std::vector<HeadRun>& runs) {
 
 // Sets where runs begin in their layers' arrays.
 void place_runs(const Model& model, Dimensions& d) {
-  const uint32_t kv_heads = model.shape.kv_heads;
   d.moves = d.divisions.size() > 1;
   if (!d.moves) d.divisions.clear();
   std::vector<std::vector<uint64_t>> begins;  // for each division
   for (const Division& division : d.divisions) begins.push_back(begins_of(division.runs));
   if (!d.moves) begins.push_back(begins_of(d.runs));
   for (const std::vector<uint64_t>& all : begins) d.pool_entries = std::max(d.pool_entries, all.back());
-  for (uint32_t layer = 0; layer < model.shape.layers; ++layer) {
-    const uint32_t head = layer * kv_heads;
+  for (const Layer& layer : model.layers) {
+    const AttentionMixer* attention = layer.attention();
+    if (!attention) {
+      d.layer_first.push_back(0);
+      d.layer_entries.push_back(0);
+      continue;
+    }
+    const uint32_t head = attention->first_run, kv_heads = attention->kv_heads;
     uint64_t first = UINT64_MAX, end = 0;
     for (const std::vector<uint64_t>& all : begins) {
       first = std::min(first, all[head]);
@@ -115,23 +120,21 @@ void place_runs(const Model& model, Dimensions& d) {
 std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, const Policies& policies,
                               uint64_t text) {
   const std::span<const float> shares = shares_of(o);
-  const uint32_t kv_heads = model.shape.kv_heads;
   std::vector<uint32_t> keeps = o.keeps;
   if (!shares.empty() && o.pool)
     keeps = divide_pool(
         model, shares, o,
         static_cast<uint32_t>(std::min<uint64_t>(std::max<uint64_t>(text, o.pool), most_used(model, o))));
   std::vector<HeadRun> runs;
-  for (uint32_t i = 0; i < model.shape.layers * kv_heads; ++i) {
-    const LayerWeights& layer = model.layers[i / kv_heads];
-    runs.push_back(layer.window ? windowed_run(o, layer.window)
-                                : full_run(o, *policies.retention, keeps.empty() ? o.pool : keeps[i]));
+  for (size_t i = 0; i < model.layer_of_run.size(); ++i) {
+    const uint32_t window = model.owner_of_run(i).window;
+    runs.push_back(window ? windowed_run(o, window)
+                          : full_run(o, *policies.retention, keeps.empty() ? o.pool : keeps[i]));
   }
   return runs;
 }
 
 Dimensions dimensions(const Model& model, const SessionOptions& o, const Policies& policies) {
-  const ModelShape& s = model.shape;
   Dimensions d;
   d.evicts = policies.evict(model);
   d.full_evict = policies.retention->evicts();
@@ -163,13 +166,15 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
     d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
   };
   for (uint32_t i = 0; i < d.runs.size(); ++i) {
-    const bool windowed = model.layers[i / s.kv_heads].window != 0;
+    const bool windowed = model.owner_of_run(i).window != 0;
     reach_of(d.runs[i], windowed);
     for (const Division& division : d.divisions) reach_of(division.runs[i], windowed);
   }
   d.view_capacity = std::min(view_entries, kMaxViewEntries);
   d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
-  d.qkv_cols = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  for (const Layer& layer : model.layers)
+    if (const AttentionMixer* attention = layer.attention())
+      d.qkv_cols = std::max(d.qkv_cols, attention->qkv_cols());
   d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
   if (o.positions == Positions::kOriginal)
     d.rope_positions =

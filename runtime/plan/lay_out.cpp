@@ -7,15 +7,16 @@ namespace thimble {
 namespace {
 
 std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena& arena) {
-  const ModelShape& s = model.shape;
   const uint64_t f32 = 4, i32 = 4;
-  std::vector<LayerPool> layers(s.layers);
+  std::vector<LayerPool> layers(model.layers.size());
   if (d.moves) {
-    const LayerPool all{.k = {.values = arena.place(d.pool_entries * kv_bytes(DType::kF16, s.head_dim))},
-                        .v = {.values = arena.place(d.pool_entries * kv_bytes(DType::kF16, s.head_dim))},
+    // Entries move between layers, so all layers must have keys of the same width.
+    const uint64_t key = kv_bytes(DType::kF16, model.shape.head_dim);
+    const LayerPool all{.k = {.values = arena.place(d.pool_entries * key)},
+                        .v = {.values = arena.place(d.pool_entries * key)},
                         .pos = arena.place(d.pool_entries * i32),
                         .cis = arena.place(d.pool_entries * f32)};
-    for (uint32_t i = 0; i < s.layers; ++i) {
+    for (size_t i = 0; i < layers.size(); ++i) {
       const auto part = [&](const View& array) {
         const uint64_t entry_bytes = array.bytes / d.pool_entries;
         return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
@@ -27,15 +28,24 @@ std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena
     }
     return layers;
   }
-  for (uint32_t i = 0; i < s.layers; ++i) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const AttentionMixer* attention = model.layers[i].attention();
+    if (!attention) continue;
     LayerPool& layer = layers[i];
     const uint64_t entries = d.layer_entries[i];
-    layer.k.values = arena.place(entries * kv_bytes(layer.k.type, s.head_dim));
-    layer.v.values = arena.place(entries * kv_bytes(layer.v.type, s.head_dim));
+    layer.k.values = arena.place(entries * kv_bytes(layer.k.type, attention->head_dim));
+    layer.v.values = arena.place(entries * kv_bytes(layer.v.type, attention->head_dim));
     layer.pos = arena.place(entries * i32);
-    if (d.runs[uint64_t(i) * s.kv_heads].evicts) layer.cis = arena.place(entries * f32);
+    if (d.runs[attention->first_run].evicts) layer.cis = arena.place(entries * f32);
   }
   return layers;
+}
+
+// The columns that a layer's feed-forward needs for one row.
+uint64_t ffn_cols(const Layer& layer) {
+  const auto* experts = std::get_if<Experts>(&layer.feed_forward);
+  if (!experts) return std::get<Dense>(layer.feed_forward).down.cols;
+  return std::max(experts->route.chosen * uint64_t(experts->d_ff()), uint64_t(experts->shared.down.cols));
 }
 
 }  // namespace
@@ -52,8 +62,10 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   Layout l;
   l.layers = place_pool(model, d, pool);
   l.saturated = pool.place(i32);
-  for (uint32_t layer = 0; layer < s.layers && o.watch; ++layer)
-    l.last_queries.push_back(pool.place(uint64_t(s.heads) * s.head_dim * f32));
+  for (size_t i = 0; i < model.layers.size() && o.watch; ++i) {
+    const AttentionMixer* attention = model.layers[i].attention();
+    l.last_queries.push_back(attention ? pool.place(uint64_t(attention->q_cols()) * f32) : View{});
+  }
 
   const uint64_t rows = o.chunk;
   l.rope = workspace.place(uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot * f32);
@@ -84,8 +96,9 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   policies.retention->place(setting, pool, workspace);
   policies.selection->place(setting, pool, workspace);
   workspace.release(before_attention);
-  l.ffn = workspace.place(
-      rows * std::max(std::max(s.chosen_experts, 1u) * uint64_t(s.d_ff), uint64_t(s.d_ff_shared)) * f32);
+  uint64_t most_ffn_cols = 0;
+  for (const Layer& layer : model.layers) most_ffn_cols = std::max(most_ffn_cols, ffn_cols(layer));
+  l.ffn = workspace.place(rows * most_ffn_cols * f32);
   if (s.experts) {
     l.router_logits = workspace.place(rows * s.experts * f32);
     l.expert_first = workspace.place((uint64_t(s.experts) + 1) * i32);
@@ -97,7 +110,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   if (o.watch) {
     workspace.release(before_attention);
     l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
-    for (const uint32_t entries : d.layer_entries) l.watch_weights.push_back(workspace.place(entries * f32));
+    for (const uint32_t entries : d.layer_entries)
+      l.watch_weights.push_back(entries ? workspace.place(entries * f32) : View{});
   }
 
   l.tokens = io.place(rows * i32);

@@ -48,9 +48,27 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
 bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
           const SelectionPolicy& selection) {
   if (!selection.selects(o) || d.capacity <= selection.most_attended(o)) return false;
-  const double key = full_layers(model) * key_cost(model.shape).bytes;
+  const double key = full_key_cost(model).bytes;
   return selection.cost(model, o, d.capacity).bytes + 2 * key * selection.most_attended(o) <
          2 * key * d.capacity;
+}
+
+// What a device needs for the layer with the largest needs.
+Result<Needs> most_needs(const Model& model, const Device& device, const SessionOptions& o,
+                         const SessionShape& session) {
+  Needs most;
+  std::vector<ModelShape> seen;
+  for (const Layer& layer : model.layers) {
+    ModelShape shape = model.shape_of(layer);
+    if (o.retainer) shape.retainer = o.retainer->matrices();
+    if (std::find(seen.begin(), seen.end(), shape) != seen.end()) continue;
+    seen.push_back(shape);
+    THIMBLE_LET(needs, device.needs(shape, session));
+    most.fixed = std::max(most.fixed, needs.fixed);
+    most.programs = std::max(most.programs, needs.programs);
+    most.workspace = std::max(most.workspace, needs.workspace);
+  }
+  return most;
 }
 
 }  // namespace
@@ -69,11 +87,9 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
         "model whose windows are shorter",
         kMostLayerEntries);
   const Setting setting{model, plan.options, d};
-  ModelShape shape = model.shape;
-  if (o.retainer) shape.retainer = o.retainer->matrices();
   SessionShape session = session_shape(setting, policies);
   session.labels = labels;
-  THIMBLE_LET(needs, on.needs(shape, session));
+  THIMBLE_LET(needs, most_needs(model, on, o, session));
 
   plan.capacity = d.capacity;
   plan.backend_scratch = needs.workspace;
@@ -182,7 +198,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
                  model.gguf().name().c_str());
   const Policies policies(o);
   if (!o.max_new) o.max_new = kDefaultMaxNew;
-  const uint32_t pairs = model.shape.layers * model.shape.kv_heads;
+  const auto pairs = static_cast<uint32_t>(model.layer_of_run.size());
   if (!o.keeps.empty()) {
     if (o.keeps.size() != pairs || !policies.retention->evicts())
       return error(Code::kInvalidArgument,

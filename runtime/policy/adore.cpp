@@ -21,7 +21,7 @@ class Adore : public RetentionPolicy {
       return error(Code::kInvalidArgument,
                    "adore retention needs the controller of this model; give its file (--heads), or choose "
                    "another retention");
-    if (std::any_of(model.layers.begin(), model.layers.end(), [](const LayerWeights& l) { return l.window; }))
+    if (std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& l) { return l.has_window(); }))
       return error(
           Code::kUnsupported,
           "adore keeps the same tokens in every layer, and this model has layers that see their last "

@@ -4,7 +4,7 @@
 namespace thimble {
 namespace {
 
-class Dense : public SelectionPolicy {
+class DenseSelection : public SelectionPolicy {
  public:
   Status resolve(const Model&, bool, SessionOptions& o) const override {
     o.select_prefill = 0;
@@ -14,6 +14,6 @@ class Dense : public SelectionPolicy {
 
 }  // namespace
 
-std::unique_ptr<SelectionPolicy> make_dense_selection() { return std::make_unique<Dense>(); }
+std::unique_ptr<SelectionPolicy> make_dense_selection() { return std::make_unique<DenseSelection>(); }
 
 }  // namespace thimble

@@ -36,8 +36,10 @@ class Locret : public RetentionPolicy {
     const uint64_t f32 = 4, rows = std::max(s.options.chunk, kRingRows);
     const auto [first, second] = retainer.matrices();
     rings_.clear();
-    for (const LayerWeights& layer : s.model.layers)
-      rings_.push_back(layer.window ? View{} : pool.place(uint64_t(kRingRows) * input_cols(s) * f32));
+    for (const Layer& layer : s.model.layers)
+      rings_.push_back(layer.attends_to_all()
+                           ? pool.place(uint64_t(kRingRows) * input_cols(s, *layer.attention()) * f32)
+                           : View{});
     first_ = workspace.place(rows * first.rows * f32);
     second_ = workspace.place(rows * second.rows * f32);
     score_ = retainer.kind == Retainer::Kind::kSink ? workspace.place(rows * s.model.shape.kv_heads * f32)
@@ -47,15 +49,17 @@ class Locret : public RetentionPolicy {
   // Running the retainer for a single token would read too many weights, so a generated token waits in the
   // ring.
   void record(const LayerStep& l) const override {
-    const View& input = l.setting.options.retainer->input == Retainer::Input::kQkv ? l.at.qkv : l.input();
-    const uint32_t cols = input_cols(l.setting);
+    const bool of_qkv = l.setting.options.retainer->input == Retainer::Input::kQkv;
+    const View& input = of_qkv ? l.at.qkv : l.input();
+    const uint32_t cols = input_cols(l.setting, l.attention()),
+                   stride = of_qkv ? l.setting.dimensions.qkv_cols : cols;
     if (l.chunk)
-      score(l, input, l.at.chunk_cis, kIntoChunk);
+      score(l, input, stride, l.at.chunk_cis, kIntoChunk);
     else
       l.recorder.record(Copy{.src = input,
                              .dst = rings_[l.layer],
                              .p = {.cols = cols,
-                                   .src_stride = cols,
+                                   .src_stride = stride,
                                    .dst_stride = cols,
                                    .from_logit_row = 0,
                                    .to_ring_row = 1,
@@ -64,19 +68,18 @@ class Locret : public RetentionPolicy {
 
   uint32_t upkeep_rows(const SessionOptions&) const override { return kRingRows; }
   void record_upkeep(const LayerStep& l) const override {
-    score(l, rings_[l.layer], l.pool().cis, kIntoRing);
+    score(l, rings_[l.layer], input_cols(l.setting, l.attention()), l.pool().cis, kIntoRing);
   }
 
   // The waiting rows of the rings.
   void carry(const Held& held, std::vector<View>& views) const override {
-    const uint64_t row = input_cols(held.setting) * sizeof(float);
     for (const View& ring : rings_)
-      if (ring && held.unscored) views.push_back(ring.slice(0, held.unscored * row));
+      if (ring && held.unscored) views.push_back(ring.slice(0, held.unscored * (ring.bytes / kRingRows)));
   }
 
   Cost cost(const SessionOptions& o) const override {
     Cost cost;
-    for (const Retainer::Layer& l : o.retainer->layers)
+    for (const Retainer::Networks& l : o.retainer->layers)
       for (const Tensor& matrix : {l.fc1, l.fc2, l.q, l.k}) cost += product_cost(matrix);
     return cost;
   }
@@ -94,21 +97,21 @@ class Locret : public RetentionPolicy {
     return static_cast<uint32_t>(std::min(wanted, o.pool - unavailable));
   }
 
-  static uint32_t input_cols(const Setting& s) {
-    return s.options.retainer->input == Retainer::Input::kQkv ? s.dimensions.qkv_cols : s.model.shape.d_model;
+  static uint32_t input_cols(const Setting& s, const AttentionMixer& m) {
+    return s.options.retainer->input == Retainer::Input::kQkv ? m.qkv_cols() : s.model.shape.d_model;
   }
 
-  // Records the score of rows of the retainer's input.
-  void score(const LayerStep& l, const View& input, const View& cis, uint32_t into) const {
-    const Retainer::Layer& layer = l.setting.options.retainer->layers[l.layer];
+  // Records the score of rows of the retainer's input, which begin `stride` elements apart.
+  void score(const LayerStep& l, const View& input, uint32_t stride, const View& cis, uint32_t into) const {
+    const Retainer::Networks& layer = l.setting.options.retainer->layers[l.layer];
     if (l.setting.options.retainer->kind == Retainer::Kind::kSink)
-      score_among_sinks(l, layer, input);
+      score_among_sinks(l, layer, input, stride);
     else
-      score_by_products(l, layer, input);
+      score_by_products(l, layer, input, stride);
     l.recorder.record(CisStore{.score = score_,
                                .cis = cis,
                                .p = {.first_head = 0,
-                                     .heads = l.shape().kv_heads,
+                                     .heads = l.attention().kv_heads,
                                      .kind = kCisHead,
                                      .share_heads = l.setting.options.retain_scope == RetainScope::kLayer,
                                      .layer = l.layer,
@@ -118,22 +121,24 @@ class Locret : public RetentionPolicy {
   }
 
   // The kinds locret, linear and mlp (methods 2.1), with or without a hidden layer.
-  void score_by_products(const LayerStep& l, const Retainer::Layer& layer, View x) const {
+  void score_by_products(const LayerStep& l, const Retainer::Networks& layer, View x, uint32_t stride) const {
     if (layer.fc1) {
-      linear(l, x, layer.fc1, layer.fc1_bias, first_);
+      linear(l, x, stride, layer.fc1, layer.fc1_bias, first_);
       l.recorder.record(
           Activation{.x = first_, .p = {.cols = layer.fc1.rows, .act = l.setting.options.retainer->act}});
       x = first_;
+      stride = layer.fc1.rows;
     }
-    linear(l, x, layer.fc2, layer.fc2_bias, score_);
+    linear(l, x, stride, layer.fc2, layer.fc2_bias, score_);
   }
 
   // The kind sink: the part of a query's attention that the token would take from the learned sinks of its
   // head.
-  void score_among_sinks(const LayerStep& l, const Retainer::Layer& layer, const View& x) const {
+  void score_among_sinks(const LayerStep& l, const Retainer::Networks& layer, const View& x,
+                         uint32_t stride) const {
     const Retainer& retainer = *l.setting.options.retainer;
-    linear(l, x, layer.q, layer.q_bias, first_);
-    linear(l, x, layer.k, {}, second_);
+    linear(l, x, stride, layer.q, layer.q_bias, first_);
+    linear(l, x, stride, layer.k, {}, second_);
     l.recorder.record(SinkScore{.q = first_,
                                 .k = second_,
                                 .q_norm = l.weights.of(layer.q_norm),
@@ -141,22 +146,23 @@ class Locret : public RetentionPolicy {
                                 .sinks = l.weights.of(layer.sinks),
                                 .bias = l.weights.of(layer.sink_bias),
                                 .score = score_,
-                                .p = {.heads = l.shape().kv_heads,
-                                      .group = l.shape().heads / l.shape().kv_heads,
+                                .p = {.heads = l.attention().kv_heads,
+                                      .group = l.attention().group(),
                                       .width = retainer.rank,
                                       .sinks = retainer.sinks,
                                       .eps = kSinkEpsilon,
                                       .scale = 1.0f / std::sqrt(float(retainer.rank))}});
   }
 
-  static void linear(const LayerStep& l, const View& x, const Tensor& w, const Tensor& bias, const View& y) {
+  static void linear(const LayerStep& l, const View& x, uint32_t stride, const Tensor& w, const Tensor& bias,
+                     const View& y) {
     l.recorder.record(Linear{.x = x,
                              .w = l.weights.of(w),
                              .bias = l.weights.of(bias),
                              .y = y,
                              .p = {.in_cols = w.cols,
                                    .out_cols = w.rows,
-                                   .x_stride = w.cols,
+                                   .x_stride = stride,
                                    .y_stride = w.rows,
                                    .add = 0,
                                    .rows = kStepRows}});

@@ -38,7 +38,7 @@ class Mix : public RetentionPolicy {
                                .mixed = mixed.pool,
                                .chunk_mixed = mixed.chunk,
                                .p = {.first_head = 0,
-                                     .heads = l.shape().kv_heads,
+                                     .heads = l.attention().kv_heads,
                                      .chunk_capacity = l.setting.options.chunk,
                                      .head_state = l.head_state()}});
   }

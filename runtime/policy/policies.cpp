@@ -53,7 +53,7 @@ Policies::Policies(const SessionOptions& o)
 
 bool Policies::evict(const Model& model) const {
   return std::any_of(model.layers.begin(), model.layers.end(),
-                     [&](const LayerWeights& layer) { return of(layer).evicts(); });
+                     [&](const Layer& l) { return l.attention() && of(*l.attention()).evicts(); });
 }
 
 Status resolve_eviction(SessionOptions& o) {
@@ -101,7 +101,7 @@ void store_plain_score(const LayerStep& l, uint32_t kind) {
   l.recorder.record(CisStore{.score = {},
                              .cis = l.chunk ? l.at.chunk_cis : l.pool().cis,
                              .p = {.first_head = 0,
-                                   .heads = l.shape().kv_heads,
+                                   .heads = l.attention().kv_heads,
                                    .kind = kind,
                                    .share_heads = o.retain_scope == RetainScope::kLayer,
                                    .layer = l.layer,
@@ -111,20 +111,20 @@ void store_plain_score(const LayerStep& l, uint32_t kind) {
 }
 
 void record_query_score(const LayerStep& l, const View& query, const View& sums) {
-  const ModelShape& m = l.shape();
+  const AttentionMixer& m = l.attention();
   const bool last = bool(query);
   l.recorder.record(QueryScore{.q = last ? query : l.at.qkv,
                                .k = l.pool().k,
                                .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
                                .list = {},
                                .rope = l.rope_table(),
-                               .sinks = l.weights.of(l.model_layer().sinks),
+                               .sinks = l.weights.of(m.sinks),
                                .sums = sums,
                                .cis = l.pool().cis,
                                .chunk_cis = l.chunk ? l.at.chunk_cis : View{},
                                .p = {.first_head = 0,
                                      .heads = m.kv_heads,
-                                     .group = m.heads / m.kv_heads,
+                                     .group = m.group(),
                                      .head_dim = m.head_dim,
                                      .row_stride = l.setting.dimensions.qkv_cols,
                                      .chunk_capacity = l.setting.options.chunk,
@@ -158,8 +158,8 @@ void record_key_diff(const LayerStep& l, const KeySums& sums, const RetentionPol
                             .cis = into.pool,
                             .chunk_cis = into.chunk,
                             .p = {.first_head = 0,
-                                  .heads = l.shape().kv_heads,
-                                  .head_dim = l.shape().head_dim,
+                                  .heads = l.attention().kv_heads,
+                                  .head_dim = l.attention().head_dim,
                                   .chunk_capacity = l.setting.options.chunk,
                                   .head_state = l.head_state(),
                                   .blocks = sums.blocks}});

@@ -37,24 +37,26 @@ struct LayerStep {
   // pool.
   bool chunk;
 
-  const ModelShape& shape() const { return setting.model.shape; }
   const LayerPool& pool() const { return at.layers[layer]; }
-  const LayerWeights& model_layer() const { return setting.model.layers[layer]; }
-  uint32_t head_state() const { return layer * shape().kv_heads; }
-  // The input of W_q.
-  const View& input() const { return model_layer().attn_norm ? at.norm : at.x; }
+  const Layer& model_layer() const { return setting.model.layers[layer]; }
+  // The layer's attention. Policies only get layers that have one.
+  const AttentionMixer& attention() const { return *model_layer().attention(); }
+  // The row of its first head in the table of HeadState.
+  uint32_t head_state() const { return attention().first_run; }
+  // The input of the mixers.
+  const View& input() const { return model_layer().norm ? at.norm : at.x; }
   // The rotation of the layer's queries and keys. rope_table() is the table that it reads.
   RopeParams rope() const {
     return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
             .pairing = setting.model.rope.pairing,
-            .n_rot = model_layer().rotates ? setting.model.rope.n_rot : 0};
+            .n_rot = attention().rotates ? setting.model.rope.n_rot : 0};
   }
-  const View& rope_table() const { return model_layer().window && at.window_rope ? at.window_rope : at.rope; }
+  const View& rope_table() const { return attention().window && at.window_rope ? at.window_rope : at.rope; }
   // Whether all heads of the layer hold equally many entries in every step.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
-    return (model_layer().window || !setting.dimensions.moves) &&
-           std::all_of(run, run + shape().kv_heads,
+    return (attention().window || !setting.dimensions.moves) &&
+           std::all_of(run, run + attention().kv_heads,
                        [&](const HeadRun& r) { return r.capacity == run->capacity && r.keep == run->keep; });
   }
 };
@@ -63,7 +65,7 @@ struct LayerStep {
 struct Held {
   const Setting& setting;
   std::span<const HeadRun> runs;
-  std::span<const uint32_t> entries;  // held by each head, [layer][kv head]
+  std::span<const uint32_t> entries;  // held by each head
   uint64_t position = 0;              // tokens that were read
   uint32_t unscored = 0;              // most recent tokens, whose retention scores are not computed yet
   uint32_t generation = 0;            // the value that fill() gets
@@ -203,7 +205,7 @@ struct Policies {
   std::unique_ptr<SelectionPolicy> selection;
 
   explicit Policies(const SessionOptions&);
-  RetentionPolicy& of(const LayerWeights& layer) const { return layer.window ? *windowed : *retention; }
+  RetentionPolicy& of(const AttentionMixer& m) const { return m.window ? *windowed : *retention; }
   // Whether any layer evicts entries.
   bool evict(const Model&) const;
 };

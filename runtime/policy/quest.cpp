@@ -36,12 +36,9 @@ class Quest : public SelectionPolicy {
     const ModelShape& m = s.model.shape;
     const uint64_t f32 = 4, i32 = 4;
     const uint32_t page = s.options.select_page;
-    const uint64_t layer_pages =
-        s.dimensions.most_layer_entries / page + m.kv_heads;  // as PageBoundsParams counts them
     bounds_.clear();
     for (uint32_t i = 0; i < m.layers; ++i)
-      bounds_.push_back(chooses(s, i) ? pool.place(layer_pages * 2 * kv_bytes(DType::kF16, m.head_dim))
-                                      : View{});
+      bounds_.push_back(chooses(s, i) ? pool.place(bounds_bytes(s, *s.model.layers[i].attention())) : View{});
     page_capacity_ = static_cast<uint32_t>(ceil_div(s.dimensions.reach, page));
     list_capacity_ = 1 + most_attended(s.options);
     const uint64_t list_bytes = uint64_t(m.kv_heads) * list_capacity_ * i32;
@@ -57,8 +54,8 @@ class Quest : public SelectionPolicy {
   List record(const LayerStep& l) const override {
     if (l.chunk || !chooses(l.setting, l.layer)) return {};
     record_bounds(l, false);
-    const ModelShape& m = l.shape();
-    const uint32_t page = l.setting.options.select_page, group = m.heads / m.kv_heads;
+    const AttentionMixer& m = l.attention();
+    const uint32_t page = l.setting.options.select_page, group = m.group();
     l.recorder.record(PageScore{.q = l.at.qkv,
                                 .bounds = bounds_[l.layer],
                                 .rope = l.rope_table(),
@@ -124,7 +121,7 @@ class Quest : public SelectionPolicy {
   // The bounds of a page have the size of two keys.
   Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
     if (entries <= most_attended(o)) return {};
-    return full_layers(model, o.dense_layers) * key_cost(model.shape) * (2 * entries / o.select_page);
+    return full_key_cost(model, o.dense_layers) * (2 * entries / o.select_page);
   }
 
   Status read_stats(Device& device, SelectionStats& stats) const override {
@@ -136,12 +133,13 @@ class Quest : public SelectionPolicy {
 
   // The bounds of the pages that heads hold, at the places that PageBoundsParams describes.
   void carry(const Held& held, std::vector<View>& views) const override {
-    const ModelShape& m = held.setting.model.shape;
+    const Model& model = held.setting.model;
     const uint32_t page = held.setting.options.select_page;
-    const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, m.head_dim);
     for (uint32_t i = 0; i < held.entries.size(); ++i) {
-      const View& bounds = bounds_[i / m.kv_heads];
-      const uint64_t first = held.runs[i].first / page + i % m.kv_heads;
+      const AttentionMixer& m = model.owner_of_run(i);
+      const View& bounds = bounds_[model.layer_of_run[i]];
+      const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, m.head_dim);
+      const uint64_t first = held.runs[i].first / page + i - m.first_run;
       if (bounds && held.entries[i])
         views.push_back(bounds.slice(first * page_bytes, ceil_div(held.entries[i], page) * page_bytes));
     }
@@ -150,14 +148,19 @@ class Quest : public SelectionPolicy {
  private:
   static uint32_t pages(const SessionOptions& o) { return o.select_k / o.select_page; }
   static bool chooses(const Setting& s, uint32_t layer) {
-    return layer >= s.options.dense_layers && !s.model.layers[layer].window;
+    return layer >= s.options.dense_layers && s.model.layers[layer].attends_to_all();
+  }
+  // The bytes of a layer's bounds, with as many pages as PageBoundsParams counts.
+  static uint64_t bounds_bytes(const Setting& s, const AttentionMixer& m) {
+    const uint64_t pages = s.dimensions.most_layer_entries / s.options.select_page + m.kv_heads;
+    return pages * 2 * kv_bytes(DType::kF16, m.head_dim);
   }
   void record_bounds(const LayerStep& l, bool all) const {
     l.recorder.record(PageBounds{.k = l.pool().k,
                                  .bounds = bounds_[l.layer],
                                  .p = {.first_head = 0,
-                                       .heads = l.shape().kv_heads,
-                                       .head_dim = l.shape().head_dim,
+                                       .heads = l.attention().kv_heads,
+                                       .head_dim = l.attention().head_dim,
                                        .head_state = l.head_state(),
                                        .page = l.setting.options.select_page,
                                        .all = all}});

@@ -56,12 +56,13 @@ class TokenSelect : public SelectionPolicy {
     const uint64_t f32 = 4, i32 = 4, reach = s.dimensions.reach;
     list_capacity_ = 1 + most_attended(s.options);
     layers_.clear();
-    for (const LayerWeights& weights : s.model.layers) {
-      Layer& layer = layers_.emplace_back();
-      if (weights.window) continue;
+    for (const Layer& model_layer : s.model.layers) {
+      Cache& layer = layers_.emplace_back();
+      if (!model_layer.attends_to_all()) continue;
+      const AttentionMixer& attention = *model_layer.attention();
       layer.gate = pool.place(sizeof(GateState));
-      layer.query = pool.place(uint64_t(m.heads) * m.head_dim * f32);
-      layer.list = pool.place(uint64_t(m.kv_heads) * list_capacity_ * i32);
+      layer.query = pool.place(uint64_t(attention.q_cols()) * f32);
+      layer.list = pool.place(uint64_t(attention.kv_heads) * list_capacity_ * i32);
     }
     scores_ = workspace.place(m.heads * reach * f32);
     lse_ = workspace.place(m.heads * f32);
@@ -73,9 +74,9 @@ class TokenSelect : public SelectionPolicy {
   List record(const LayerStep& l) const override {
     const SessionOptions& o = l.setting.options;
     if (l.chunk && !selects_chunks(o)) return {};
-    const ModelShape& m = l.shape();
-    const Layer& layer = layers_[l.layer];
-    const uint32_t group = m.heads / m.kv_heads, reach = l.setting.dimensions.reach;
+    const AttentionMixer& m = l.attention();
+    const Cache& layer = layers_[l.layer];
+    const uint32_t group = m.group(), reach = l.setting.dimensions.reach;
     // Only decode uses the selection cache, since a chunk's mean query cannot be compared with another query
     // (methods 3.6).
     const View gate = l.chunk ? View{} : layer.gate;
@@ -84,7 +85,7 @@ class TokenSelect : public SelectionPolicy {
           QueryGate{.q = l.at.qkv,
                     .cached = layer.query,
                     .gate = gate,
-                    .p = {.cols = m.heads * m.head_dim, .heads = m.kv_heads, .head_state = l.head_state()}});
+                    .p = {.cols = m.q_cols(), .heads = m.kv_heads, .head_state = l.head_state()}});
     l.recorder.record(TokenScore{.q = l.at.qkv,
                                  .k = l.pool().k,
                                  .rope = l.rope_table(),
@@ -145,18 +146,18 @@ class TokenSelect : public SelectionPolicy {
   // Each key between the first and the local entries is read once.
   Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
     if (entries <= most_attended(o)) return {};
-    return full_layers(model) * key_cost(model.shape) * (entries - o.select_init - o.select_local);
+    return full_key_cost(model) * (entries - o.select_init - o.select_local);
   }
 
   Status clear(Device& device) const override {
     const GateState empty{};
-    for (const Layer& layer : layers_)
+    for (const Cache& layer : layers_)
       if (layer.gate) THIMBLE_TRY(device.write(layer.gate, &empty));
     return {};
   }
 
   Status read_stats(Device& device, SelectionStats& stats) const override {
-    for (const Layer& layer : layers_) {
+    for (const Cache& layer : layers_) {
       if (!layer.gate) continue;
       GateState gate;
       THIMBLE_TRY(device.read(&gate, layer.gate));
@@ -169,12 +170,11 @@ class TokenSelect : public SelectionPolicy {
 
   // The selection cache.
   void carry(const Held&, std::vector<View>& views) const override {
-    for (const Layer& layer : layers_)
+    for (const Cache& layer : layers_)
       if (layer.gate) views.insert(views.end(), {layer.gate, layer.query, layer.list});
   }
 
   bool can_carry(const Held& held, std::span<const Bytes> bytes) const override {
-    const uint32_t kv_heads = held.setting.model.shape.kv_heads;
     for (uint32_t i = 0; i < layers_.size(); ++i) {
       if (!layers_[i].gate) continue;
       GateState gate;
@@ -182,9 +182,10 @@ class TokenSelect : public SelectionPolicy {
       // A list of an older generation is never used again. A list of a later generation cannot exist.
       const bool is_used = gate.valid && gate.generation == held.generation;
       if (gate.valid && (gate.generation > held.generation || gate.position < 0)) return false;
-      for (uint32_t head = 0; is_used && head < kv_heads; ++head)
+      const AttentionMixer& m = *held.setting.model.layers[i].attention();
+      for (uint32_t head = 0; is_used && head < m.kv_heads; ++head)
         if (!is_list(bytes[2].subspan(head * list_capacity_ * sizeof(uint32_t)), held.setting.options,
-                     held.entries[i * kv_heads + head]))
+                     held.entries[m.first_run + head]))
           return false;
       bytes = bytes.subspan(3);
     }
@@ -208,12 +209,12 @@ class TokenSelect : public SelectionPolicy {
     return true;
   }
 
-  struct Layer {  // empty for a windowed layer
+  struct Cache {  // of one layer; empty if it has a window or no attention
     View gate;    // GateState
     View query;   // f32 [H dh], of the cached selection
     View list;    // [kv head][list_capacity]
   };
-  std::vector<Layer> layers_;
+  std::vector<Cache> layers_;
   View scores_, lse_, votes_;  // [H][reach], [H], [kv head][reach] or [positions]
   uint32_t list_capacity_ = 0, vote_capacity_ = 0;
 };

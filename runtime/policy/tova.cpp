@@ -21,17 +21,18 @@ class Tova : public RetentionPolicy {
   }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
-    const uint64_t query = uint64_t(query_cols(s)) * sizeof(float);
     queries_.clear();
-    for (const LayerWeights& layer : s.model.layers)
-      queries_.push_back(layer.window ? View{} : pool.place(query));
+    for (const Layer& layer : s.model.layers)
+      queries_.push_back(layer.attends_to_all()
+                             ? pool.place(uint64_t(layer.attention()->q_cols()) * sizeof(float))
+                             : View{});
     sums_ = workspace.place(s.model.shape.heads * kQueryScoreSums * sizeof(float));
   }
 
   void record_queries(const LayerStep& l) const override {
     l.recorder.record(Copy{.src = l.at.qkv,
                            .dst = queries_[l.layer],
-                           .p = {.cols = query_cols(l.setting),
+                           .p = {.cols = l.attention().q_cols(),
                                  .src_stride = l.setting.dimensions.qkv_cols,
                                  .dst_stride = 0,  // one row: a step's logits are those of its last row
                                  .from_logit_row = 1,
@@ -47,9 +48,7 @@ class Tova : public RetentionPolicy {
   }
 
  private:
-  static uint32_t query_cols(const Setting& s) { return s.model.shape.heads * s.model.shape.head_dim; }
-
-  std::vector<View> queries_;  // f32 [H dh] of each layer; empty for a windowed layer
+  std::vector<View> queries_;  // f32 [H dh] of each layer; empty if the layer has a window or no attention
   View sums_;                  // f32 [H][kQueryScoreSums]
 };
 

@@ -29,7 +29,8 @@ void read_everything(const Gguf& gguf) {
 }
 
 void read_everything(const Model& model) {
-  for (const LayerWeights& layer : model.layers) sum += layer.window + layer.rotates;
+  for (const Layer& layer : model.layers)
+    if (const AttentionMixer* attention = layer.attention()) sum += attention->window + attention->rotates;
   for (const Tensor& tensor : model.tensors()) touch(tensor);
   touch(model.token_embedding);
   sum += model.fingerprint() + model.host_bytes();

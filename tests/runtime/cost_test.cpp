@@ -70,11 +70,12 @@ TEST(Cost, OfAnExpertThatAllTokensShareIsThatOfAnyMatrix) {
   const std::string path = project_file("tests/reference/tiny-granitemoe-shared.gguf");
   const auto shared = must(Model::open(must(MappedFile::open(path)), path));
   Cost of_all = product_cost(shared->output), of_experts;
-  for (const LayerWeights& l : shared->layers) {
-    for (const Tensor& t :
-         {l.q, l.k, l.v, l.attn_output, l.router, l.shared_gate, l.shared_up, l.shared_down})
+  for (const Layer& layer : shared->layers) {
+    const AttentionMixer& m = *layer.attention();
+    const Experts& f = std::get<Experts>(layer.feed_forward);
+    for (const Tensor& t : {m.q, m.k, m.v, m.output, f.router, f.shared.gate, f.shared.up, f.shared.down})
       of_all += product_cost(t);
-    for (const Tensor& t : {l.gate, l.up, l.down}) of_experts += product_cost(t);
+    for (const Tensor& t : {f.gate, f.up, f.down}) of_experts += product_cost(t);
   }
   const SessionOptions o{.pool = 100};
   const Cost one = CostModel(*shared, o, Policies(o)).run(1, 9, true, true);
@@ -100,7 +101,7 @@ TEST(Cost, OfARetainerIsItsMatrices) {
   const auto retainer = std::make_shared<Retainer>();
   retainer->kind = Retainer::Kind::kMlp;
   retainer->layers.resize(36);
-  for (Retainer::Layer& layer : retainer->layers)
+  for (Retainer::Networks& layer : retainer->layers)
     layer = {.fc1 = matrix(512, 4096), .fc1_bias = {}, .fc2 = matrix(8, 512)};
   const SessionOptions options{.retainer = retainer, .retention = Retention::kLocret, .pool = 100};
   const Cost cost = Policies(options).retention->cost(options);

@@ -41,7 +41,7 @@ class Families : public ::testing::TestWithParam<const char*> {
   }
   bool sees_windows() const {
     return std::any_of(model_->layers.begin(), model_->layers.end(),
-                       [](const LayerWeights& layer) { return layer.window; });
+                       [](const Layer& layer) { return layer.has_window(); });
   }
   void evict_clone_and_go_back(const SessionOptions&) const;
 
@@ -124,7 +124,7 @@ void expect_kept(const Session& session, const Model& model, uint32_t pool, uint
     for (const std::vector<int32_t>& head : sets[layer]) {
       ASSERT_TRUE(std::is_sorted(head.begin(), head.end()));
       ASSERT_EQ(std::adjacent_find(head.begin(), head.end()), head.end());
-      const uint32_t window = model.layers[layer].window, last = window ? window : local;
+      const uint32_t window = model.layers[layer].attention()->window, last = window ? window : local;
       ASSERT_EQ(head.size(), (window ? window : pool) + local);
       for (uint32_t i = 0; i < last; ++i)
         ASSERT_EQ(head[head.size() - 1 - i], position - 1 - static_cast<int32_t>(i)) << "layer " << layer;

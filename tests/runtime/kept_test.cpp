@@ -89,7 +89,7 @@ void expect_kept(const Session& session, const std::vector<float>& shares) {
   std::vector<uint32_t> count(shares.size());
   uint32_t heads = 0;
   for (size_t layer = 0; layer < sets.size(); ++layer)
-    if (!session.model().layers[layer].window)
+    if (!session.model().layers[layer].attention()->window)
       for (const auto& head : sets[layer]) {
         ++heads;
         for (const int32_t position : head) ++count.at(static_cast<size_t>(position));

@@ -44,6 +44,11 @@ void expect_refused(const GgufWriter& writer, Code code, const std::string& part
 
 float value(const Tensor& t, uint32_t index) { return reinterpret_cast<const float*>(t.data)[index]; }
 
+template <typename M>
+const Experts& experts_of(const M& model, size_t layer) {
+  return std::get<Experts>(model->layers[layer].feed_forward);
+}
+
 // ---- architectures and tensors ----
 
 TEST(Model, ReadsEveryArchitecture) {
@@ -65,13 +70,16 @@ TEST(Model, ReadsEveryArchitecture) {
     EXPECT_EQ(m->shape.vocab, 6u);
     EXPECT_EQ(m->norm_epsilon, 1e-5f);
     ASSERT_EQ(m->layers.size(), 2u);
-    const LayerWeights& layer = m->layers[1];
+    const AttentionMixer& layer = *m->layers[1].attention();
+    const Experts* experts = std::get_if<Experts>(&m->layers[1].feed_forward);
+    const Dense of_layer = experts ? Dense{experts->gate, experts->up, experts->down}
+                                   : std::get<Dense>(m->layers[1].feed_forward);
     EXPECT_EQ(layer.q.rows, 8u);
     EXPECT_EQ(layer.k.rows, 4u);
     EXPECT_EQ(layer.v.rows, 4u);
-    EXPECT_EQ(layer.gate.rows, 12u * std::max(m->shape.experts, 1u));
-    EXPECT_EQ(layer.up.rows, 12u * std::max(m->shape.experts, 1u));
-    EXPECT_EQ(layer.down.cols, 12u);
+    EXPECT_EQ(of_layer.gate.rows, 12u * std::max(m->shape.experts, 1u));
+    EXPECT_EQ(of_layer.up.rows, 12u * std::max(m->shape.experts, 1u));
+    EXPECT_EQ(of_layer.down.cols, 12u);
     const std::string& a = m->info.architecture;
     const bool is_qwen2 = a == "qwen2",
                has_qk_norms = a == "qwen3" || a == "qwen3moe" || a == "gemma3" || a == "olmo2";
@@ -80,7 +88,7 @@ TEST(Model, ReadsEveryArchitecture) {
     EXPECT_EQ(bool(layer.v_bias), is_qwen2);
     EXPECT_EQ(bool(layer.q_norm), has_qk_norms);
     EXPECT_EQ(bool(layer.k_norm), has_qk_norms);
-    EXPECT_EQ(bool(layer.attn_output_bias), a == "gpt-oss");
+    EXPECT_EQ(bool(layer.output_bias), a == "gpt-oss");
     EXPECT_EQ(m->rope.pairing, a == "llama" || a == "mistral3" || a == "smollm3" || a.starts_with("granite")
                                    ? kRopeAdjacent
                                    : kRopeHalves);
@@ -93,9 +101,9 @@ TEST(Model, ReadsWhatMakesGemmaDiffer) {
   for (const auto* m : {&two, &three}) {
     EXPECT_EQ((*m)->act, kActGelu);
     EXPECT_EQ((*m)->embedding_scale, std::sqrt(8.0f));
-    EXPECT_EQ((*m)->layers[0].window, 16u);
-    EXPECT_EQ((*m)->layers[1].window, 0u);
-    EXPECT_TRUE((*m)->layers[0].post_attn_norm && (*m)->layers[0].post_ffn_norm);
+    EXPECT_EQ((*m)->layers[0].attention()->window, 16u);
+    EXPECT_EQ((*m)->layers[1].attention()->window, 0u);
+    EXPECT_TRUE((*m)->layers[0].post_norm && (*m)->layers[0].post_ffn_norm);
     EXPECT_EQ((*m)->attention_scale, 0.5f);
   }
   EXPECT_EQ(two->attention_cap, 50);
@@ -113,13 +121,13 @@ TEST(Model, ReadsWhatMakesGemmaDiffer) {
   EXPECT_DOUBLE_EQ(scaled->window_rope.inverse_frequency[1], 1e-2);
   const Lent none(tiny_model("gemma3").erase("gemma3.attention.sliding_window"));
   ASSERT_TRUE(none.ok());
-  EXPECT_EQ(none->layers[0].window, 0u);
+  EXPECT_EQ(none->layers[0].attention()->window, 0u);
   // An explicit pattern is ignored if it is the usual one: the usual pattern has six layers per full layer,
   // and here it is two.
   const Lent spelled(
       tiny_model("gemma3").set("gemma3.attention.sliding_window_pattern", std::vector<int32_t>{0, 1}));
   ASSERT_TRUE(spelled.ok()) << spelled.status().message();
-  EXPECT_EQ(spelled->layers[1].window, 16u);
+  EXPECT_EQ(spelled->layers[1].attention()->window, 16u);
 }
 
 TEST(Model, ReadsScalesOfGranite) {
@@ -134,15 +142,15 @@ TEST(Model, ReadsScalesOfGranite) {
   ASSERT_TRUE(plain.ok());
   EXPECT_EQ(plain->residual_scale, 1);
   EXPECT_EQ(plain->attention_scale, 0.5f);
-  EXPECT_TRUE(plain->layers[1].rotates);
+  EXPECT_TRUE(plain->layers[1].attention()->rotates);
   for (const char* architecture : {"granite", "granitemoe"}) {  // the result of experts is also a branch
     const Lent routed(tiny_model(architecture, 3));
     ASSERT_TRUE(routed.ok()) << routed.status().message();
-    EXPECT_EQ(routed->route.scale, 0.25f);
+    EXPECT_EQ(experts_of(routed, 0).route.scale, 0.25f);
   }
   const Lent without(tiny_model("granite").set("granite.rope.scaling.finetuned", false));
   ASSERT_TRUE(without.ok());
-  EXPECT_FALSE(without->layers[0].rotates || without->layers[1].rotates);
+  EXPECT_FALSE(without->layers[0].attention()->rotates || without->layers[1].attention()->rotates);
   expect_refused(tiny_model("granite").set("granite.logit_scale", -1.0f), Code::kFormat,
                  "key 'granite.logit_scale' is -1 instead of a positive number");
 }
@@ -179,11 +187,11 @@ TEST(Model, ReadsTheExpertThatAllTokensOfGraniteShare) {
   ASSERT_TRUE(m.ok() && without.ok()) << m.status().message();
   EXPECT_EQ(m->shape.d_ff_shared, 20u);
   EXPECT_EQ(m->shape.d_ff, 12u);
-  EXPECT_EQ(value(m->layers[1].shared_gate, 0), 1);
-  EXPECT_EQ(value(m->layers[1].shared_up, 0), 2);
-  EXPECT_EQ(value(m->layers[1].shared_down, 0), 3);
+  EXPECT_EQ(value(experts_of(m, 1).shared.gate, 0), 1);
+  EXPECT_EQ(value(experts_of(m, 1).shared.up, 0), 2);
+  EXPECT_EQ(value(experts_of(m, 1).shared.down, 0), 3);
   EXPECT_EQ(m->tensors().size(), without->tensors().size() + 2 * 3);
-  EXPECT_FALSE(without->layers[0].shared_gate);
+  EXPECT_FALSE(experts_of(without, 0).shared.gate);
   expect_refused(with(alone, 20), Code::kFormat, "lacks the tensor 'blk.0.ffn_gate_shexp.weight'");
   expect_refused(with(both, 16), Code::kFormat,
                  "tensor 'blk.0.ffn_gate_shexp.weight' is 8 x 20, where 8 x 16 is expected");
@@ -206,15 +214,15 @@ TEST(Model, ReadsExperts) {
     EXPECT_EQ((*m)->shape.experts, 3u);
     EXPECT_EQ((*m)->shape.chosen_experts, 2u);
     EXPECT_EQ((*m)->shape.d_ff, 12u);
-    EXPECT_EQ((*m)->layers[1].router.rows, 3u);
-    EXPECT_EQ((*m)->layers[1].down.rows, 3u * 8);
+    EXPECT_EQ(experts_of(*m, 1).router.rows, 3u);
+    EXPECT_EQ(experts_of(*m, 1).down.rows, 3u * 8);
   }
-  EXPECT_EQ(mixtral->route.kind, kRouteSoftmax);
-  EXPECT_EQ(mixtral->route.share, 1u);
-  EXPECT_EQ(gpt->route.kind, kRouteSoftmaxOfChosen);
+  EXPECT_EQ(experts_of(mixtral, 0).route.kind, kRouteSoftmax);
+  EXPECT_EQ(experts_of(mixtral, 0).route.share, 1u);
+  EXPECT_EQ(experts_of(gpt, 0).route.kind, kRouteSoftmaxOfChosen);
   EXPECT_EQ(gpt->act, kActClamped);
-  EXPECT_TRUE(gpt->layers[0].sinks && gpt->layers[0].down_bias && gpt->layers[0].ffn_norm);
-  EXPECT_FALSE(gpt->layers[0].post_attn_norm);  // there, the name of this tensor means another norm
+  EXPECT_TRUE(gpt->layers[0].attention()->sinks && experts_of(gpt, 0).down_bias && gpt->layers[0].ffn_norm);
+  EXPECT_FALSE(gpt->layers[0].post_norm);  // there, the name of this tensor means another norm
 }
 
 // The step adds the result of experts to the residual stream unscaled, and applies a norm to their input.
@@ -279,13 +287,14 @@ TEST(Model, SaysWhoseFileOfGptOssCannotBeRead) {
 TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
   const Lent m(tiny_model("phi3"));
   ASSERT_TRUE(m.ok()) << m.status().message();
-  const LayerWeights& layer = m->layers[0];
+  const AttentionMixer& layer = *m->layers[0].attention();
+  const Dense& dense = std::get<Dense>(m->layers[0].feed_forward);
   // tiny_model numbers its weights consecutively, so the first element shows where a part begins.
-  const float qkv = value(layer.q, 0), gate = value(layer.gate, 0);
+  const float qkv = value(layer.q, 0), gate = value(dense.gate, 0);
   EXPECT_EQ(value(layer.k, 0), qkv + 8 * 8);
   EXPECT_EQ(value(layer.v, 0), qkv + (8 + 4) * 8);
   EXPECT_EQ(gate, qkv + 16 * 8);
-  EXPECT_EQ(value(layer.up, 0), gate + 12 * 8);
+  EXPECT_EQ(value(dense.up, 0), gate + 12 * 8);
 }
 
 TEST(Model, CutsTheBiasOfAFusedMatrixAsTheMatrix) {
@@ -294,8 +303,9 @@ TEST(Model, CutsTheBiasOfAFusedMatrixAsTheMatrix) {
   GgufWriter w = tiny_model("phi3");
   const Lent m(w.tensor("blk.1.attn_qkv.bias", {16}, bias));
   ASSERT_TRUE(m.ok()) << m.status().message();
-  EXPECT_FALSE(m->layers[0].q_bias || m->layers[0].k_bias || m->layers[0].v_bias);
-  const LayerWeights& layer = m->layers[1];
+  EXPECT_FALSE(m->layers[0].attention()->q_bias || m->layers[0].attention()->k_bias ||
+               m->layers[0].attention()->v_bias);
+  const AttentionMixer& layer = *m->layers[1].attention();
   for (const auto& [part, first, count] :
        {std::tuple{layer.q_bias, 0, 8}, {layer.k_bias, 8, 4}, {layer.v_bias, 12, 4}}) {
     ASSERT_EQ(part.rows, 1u);
@@ -332,8 +342,8 @@ TEST(Model, ReadsTheOutputBias) {
   w.tensor("blk.1.attn_output.bias", {8}, std::vector<float>(8, 3.0f));
   const Lent m(w);
   ASSERT_TRUE(m.ok()) << m.status().message();
-  EXPECT_FALSE(m->layers[0].attn_output_bias);
-  EXPECT_EQ(value(m->layers[1].attn_output_bias, 7), 3.0f);
+  EXPECT_FALSE(m->layers[0].attention()->output_bias);
+  EXPECT_EQ(value(m->layers[1].attention()->output_bias, 7), 3.0f);
 }
 
 TEST(Model, FillsAbsentKeysWithTheirDefaults) {
@@ -350,8 +360,8 @@ TEST(Model, AcceptsAnArrayOfEqualValuesForEachLayer) {
   ASSERT_TRUE(m.ok()) << m.status().message();
   EXPECT_EQ(m->shape.kv_heads, 1u);
   EXPECT_EQ(m->shape.d_ff, 12u);
-  expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 2}), Code::kUnsupported,
-                 "key 'llama.attention.head_count_kv' differs from layer to layer");
+  expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 2}), Code::kFormat,
+                 "tensor 'blk.1.attn_k.weight' is 8 x 4, where 8 x 8 is expected");
   expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{}), Code::kFormat,
                  "has 0 values for 2 layers");
   expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{-1, -1}), Code::kFormat,
@@ -499,7 +509,7 @@ TEST(Model, WarnsAboutASlidingWindowThatIsNotApplied) {
     ASSERT_TRUE(narrow.ok()) << narrow.status().message();
     ASSERT_EQ(narrow->warnings.size(), 1u);
     EXPECT_NE(narrow->warnings[0].find("sliding window of 63 tokens is not applied"), std::string::npos);
-    EXPECT_EQ(narrow->layers[0].window, 0u);
+    EXPECT_EQ(narrow->layers[0].attention()->window, 0u);
     for (const uint32_t window : {0u, 64u, 262144u}) {
       const Lent wide(tiny_model(architecture).set(key, window));
       ASSERT_TRUE(wide.ok());
@@ -515,7 +525,7 @@ TEST(Model, GivesTheWindowToTheLayersThatThePatternNames) {
   };
   const auto windows = [&](uint32_t window, uint32_t pattern) {
     const Lent m(with("llama", window, pattern));
-    return std::vector<uint32_t>{m->layers[0].window, m->layers[1].window};
+    return std::vector<uint32_t>{m->layers[0].attention()->window, m->layers[1].attention()->window};
   };
   EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
   EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));

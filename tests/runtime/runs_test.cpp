@@ -338,8 +338,8 @@ std::vector<std::pair<std::string, SessionOptions>> windowed_policies() {
 }
 
 TEST(WindowedLayers, AnswerAsTheReferenceDoesWhateverTheChunk) {
-  ASSERT_EQ(windowed().model->layers[0].window, kWindow);
-  ASSERT_EQ(windowed().model->layers[1].window, 0u);
+  ASSERT_EQ(windowed().model->layers[0].attention()->window, kWindow);
+  ASSERT_EQ(windowed().model->layers[1].attention()->window, 0u);
   const std::vector<int32_t> text = seeded_tokens(150), turn = seeded_tokens(30, 64, 8);
   for (const auto& [name, policy] : windowed_policies())
     for (const uint32_t chunk : {1u, 3u, 64u}) {

@@ -27,7 +27,7 @@ TEST(Shrink, LeavesASessionAsOneMadeWithTheSmallerPool) {
       const Kept sets = kept(*session);
       for (size_t layer = 0; layer < sets.size(); ++layer)
         for (const auto& head : sets[layer])
-          EXPECT_EQ(head.size(), m.model->layers[layer].window ? window : kSmaller);
+          EXPECT_EQ(head.size(), m.model->layers[layer].attention()->window ? window : kSmaller);
       o.pool = kSmaller;
       const auto made = open_session(m.model, o);
       EXPECT_EQ(session->plan().capacity, made->plan().capacity);

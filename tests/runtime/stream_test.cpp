@@ -31,7 +31,7 @@ struct Policy {
   std::unique_ptr<Session> open(const std::shared_ptr<Device>& device = cpu()) const {
     return open_session(on, options, device);
   }
-  bool windowed() const { return on->layers[0].window != 0; }
+  bool windowed() const { return on->layers[0].attention()->window != 0; }
   // Options with which nothing is evicted while `tokens` tokens are generated.
   SessionOptions with_room(uint32_t tokens) const {
     SessionOptions o = options;

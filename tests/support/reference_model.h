@@ -56,8 +56,9 @@ class ReferenceModel {
     attended_.assign(position + 1, 0);
     moved_ = 0;
     for (uint32_t layer = 0; layer < s_.layers; ++layer) {
-      const LayerWeights& w = m_.layers[layer];
-      const Vector in = norm(x, w.attn_norm), of_token = product(w.q, in), q = grown(of_token, position);
+      const AttentionMixer& w = *m_.layers[layer].attention();
+      const Dense& f = std::get<Dense>(m_.layers[layer].feed_forward);
+      const Vector in = norm(x, m_.layers[layer].norm), of_token = product(w.q, in), q = grown(of_token, position);
       k_[layer].resize(position);
       v_[layer].resize(position);
       const Vector k = product(w.k, in), v = product(w.v, in);
@@ -76,12 +77,12 @@ class ReferenceModel {
         attend(layer, kv_head, &q[head * s_.head_dim], seen, &y[head * s_.head_dim]);
         moved_ = std::max(moved_, largest_logit(layer, kv_head, &q[head * s_.head_dim], seen));
       }
-      add(x, product(w.attn_output, y));
-      const Vector ffn = norm(x, w.ffn_norm);
-      Vector gate = product(w.gate, ffn);
-      const Vector up = product(w.up, ffn);
+      add(x, product(w.output, y));
+      const Vector ffn = norm(x, m_.layers[layer].ffn_norm);
+      Vector gate = product(f.gate, ffn);
+      const Vector up = product(f.up, ffn);
       for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
-      add(x, product(w.down, gate));
+      add(x, product(f.down, gate));
     }
     const Vector logits = product(m_.output, norm(x, m_.output_norm));
     return {logits.begin(), logits.end()};
@@ -282,22 +283,23 @@ class Followed : public Watched {
     const auto made = lists ? this->lists() : decltype(this->lists())(session->model().shape.layers);
     for (uint32_t row = 0; row < step_.rows; ++row) {
       const int32_t position = step_.position + static_cast<int32_t>(row);
-      expected = reference.append(
-          text_.at(static_cast<size_t>(position)), static_cast<size_t>(position),
-          [&](uint32_t layer, uint32_t head) {
-            std::vector<int32_t> seen;
-            if (const auto window = static_cast<int32_t>(session->model().layers[layer].window)) {
-              for (int32_t p = std::max(0, position - window + 1); p < position; ++p) seen.push_back(p);
-              return seen;
-            }
-            seen = step_.before[layer][head];
-            for (int32_t p = step_.position; p < position; ++p) seen.push_back(p);
-            if (made[layer].empty()) return seen;
-            std::vector<int32_t> listed;
-            for (const uint32_t entry : made[layer][head])
-              if (entry < seen.size()) listed.push_back(seen[entry]);
-            return listed;
-          });
+      expected = reference.append(text_.at(static_cast<size_t>(position)), static_cast<size_t>(position),
+                                  [&](uint32_t layer, uint32_t head) {
+                                    std::vector<int32_t> seen;
+                                    if (const auto window = static_cast<int32_t>(
+                                            session->model().layers[layer].attention()->window)) {
+                                      for (int32_t p = std::max(0, position - window + 1); p < position; ++p)
+                                        seen.push_back(p);
+                                      return seen;
+                                    }
+                                    seen = step_.before[layer][head];
+                                    for (int32_t p = step_.position; p < position; ++p) seen.push_back(p);
+                                    if (made[layer].empty()) return seen;
+                                    std::vector<int32_t> listed;
+                                    for (const uint32_t entry : made[layer][head])
+                                      if (entry < seen.size()) listed.push_back(seen[entry]);
+                                    return listed;
+                                  });
       if (on_token) on_token(position);
     }
   }

@@ -90,7 +90,7 @@ inline void for_policies(const SeededModel& m, const std::function<void(const Se
          {std::pair(Selection::kDense, false), std::pair(Selection::kTokenSelect, false),
           std::pair(Selection::kTokenSelect, true), std::pair(Selection::kQuest, false)}) {
       if (Retention{retention} == Retention::kAdore &&
-          (selection != Selection::kDense || m.model->layers[0].window))
+          (selection != Selection::kDense || m.model->layers[0].attention()->window))
         continue;
       SCOPED_TRACE(std::string(policy_name(Retention{retention})) + " and " + policy_name(selection));
       body(selecting(retaining(m, Retention{retention}), selection, while_reading));

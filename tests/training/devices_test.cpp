@@ -71,7 +71,7 @@ TEST_P(TrainingOn, LabelsAreThoseOfTheCpu) {
         }))) {
         }
         for (uint32_t layer = 0; layer < small.model->shape.layers; ++layer) {
-          if (small.model->layers[layer].window) continue;
+          if (small.model->layers[layer].attention()->window) continue;
           const Reader::Labels of = must(reader->labels(layer));
           for (const auto* list : {&of.max_logit, &of.log_prob})
             labels[on_device].insert(labels[on_device].end(), list->begin(), list->end());
