@@ -55,26 +55,26 @@ struct LanePairs {
       }
     }
   }
-  __device__ void load(const uint4* row, float (&a)[4], float (&b)[4]) const {
-    const __half* halves = reinterpret_cast<const __half*>(row);
+  // The same from a row of the pool.
+  template <typename Format>
+  __device__ void load(const uint4* chunks, float (&a)[4], float (&b)[4]) const {
+    const auto* row = reinterpret_cast<const typename Format::Unit*>(chunks);
     if constexpr (kPairs == Pairs::kAny) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        a[i] = __half2float(halves[x(i)]);
-        b[i] = __half2float(halves[y(i)]);
+        a[i] = Format::load(row, x(i));
+        b[i] = Format::load(row, y(i));
       }
       return;
     }
-    uint4 words;
-    if constexpr (kPairs == Pairs::kAdjacent) {
-      words = row[first / 4];
-    } else {
-      const uint2 low = *reinterpret_cast<const uint2*>(halves + x(0)),
-                  high = *reinterpret_cast<const uint2*>(halves + y(0));
-      words = {low.x, low.y, high.x, high.y};
-    }
     float channels[8];
-    widen(words, channels);
+    if constexpr (kPairs == Pairs::kAdjacent) {
+      const uint4 words = chunks[first / 4];
+      Format::widen(words, channels);
+    } else {
+      Format::load_four(row, x(0), channels);
+      Format::load_four(row, y(0), channels + 4);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       a[i] = channels[kPairs == Pairs::kAdjacent ? 2 * i : i];
@@ -127,12 +127,12 @@ struct KeyTurn {
 // Three stages of 8 rows, or six of 4: 12 KiB per warp at 128 channels, two thirds of it in flight. A
 // multiprocessor needs about 30 KiB in flight. With 4 heads of 8 channels, as query and as output, 12 warps
 // get the 160 registers per thread that the kernel needs; with 8 heads 8 warps do.
-template <uint32_t kLanes, uint32_t kHeads>
-using Stream = RowStream<kLanes, kHeads, 2, kHeads == 4 ? 3 : 6>;
+template <uint32_t kLanes, uint32_t kHeads, typename Format>
+using Stream = RowStream<kLanes, kHeads, 2, kHeads == 4 ? 3 : 6, Format>;
 template <uint32_t kLanes, uint32_t kHeads>
 constexpr uint32_t kMostWarps = kLanes <= 16 && kHeads == 4 ? 12 : 8;
-template <uint32_t kLanes, uint32_t kHeads>
-constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads>::kBytes +
+template <uint32_t kLanes, uint32_t kHeads, typename Format>
+constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads, Format>::kBytes +
                                 kWarp * sizeof(float);  // and the weights of a step
 
 // The low half of the rope table is used by every key of a rotating head, so it is in shared memory: the
@@ -182,18 +182,19 @@ __device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[k
 }
 
 // Grid: (block among those of a KV head, pass over its group).
-template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
+template <typename Format, uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
 static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     attend_pool_kernel(const StepParams* step, const HeadState* table, AttentionParams p, const float* q,
-                       const uint16_t* k, const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
+                       const typename Format::Unit* k, const typename Format::Unit* v, const uint32_t* lists,
+                       Rope rope, Parts parts) {
   using S = Step<kLanes, kHeads>;
   constexpr uint32_t kWarps = kMostWarps<kLanes, kHeads>;
   extern __shared__ uint4 shared[];  // [warps] stream and weights of a step, then table, then queries
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  std::byte* const own = reinterpret_cast<std::byte*>(shared) + warp * kWarpBytes<kLanes, kHeads>;
+  std::byte* const own = reinterpret_cast<std::byte*>(shared) + warp * kWarpBytes<kLanes, kHeads, Format>;
   float* const weights =
-      reinterpret_cast<float*>(own + Stream<kLanes, kHeads>::kBytes);  // [S::kRows][kHeads]
-  uint4* const kept_table = shared + warps * kWarpBytes<kLanes, kHeads> / sizeof(uint4);
+      reinterpret_cast<float*>(own + Stream<kLanes, kHeads, Format>::kBytes);  // [S::kRows][kHeads]
+  uint4* const kept_table = shared + warps * kWarpBytes<kLanes, kHeads, Format> / sizeof(uint4);
   uint4* const kept_queries = kept_table + kTile * rope.pairs / 2;
   release_successor();
   if constexpr (kHasRoom<kLanes>)
@@ -257,7 +258,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   };
   if (first < end) ask_high(query_position(first - first % kTile));
   const uint64_t run = uint64_t(state.first) + (list.entries ? 0 : hidden);
-  Stream<kLanes, kHeads> stream({k, v}, run * p.head_dim, p.head_dim, list.entries, first, end, entry, own);
+  Stream<kLanes, kHeads, Format> stream({k, v}, run, p.head_dim, list.entries, first, end, entry, own);
 
   const KeyTurn<kPairs> turn(pairs, low_half, by_list);
   float query[kHeads][8];  // the lane's pairs: four first channels, four second channels
@@ -290,7 +291,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       }
     }
   };
-  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // waits for the table and the queries
+  wait_copies<Stream<kLanes, kHeads, Format>::kCopies>();  // waits for the table and the queries
   __syncthreads();
 
   // peak and sum belong to head lane % kHeads; the lane's sum covers only the rows that it scored itself.
@@ -310,7 +311,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     for (uint32_t r = 0; r < S::kRounds; ++r) {
       const uint32_t row = r * S::kAtOnce + side;
       float x[4], y[4];
-      pairs.load(stream.row(0, row), x, y);
+      pairs.template load<Format>(stream.row(0, row), x, y);
       turn.rotate(first_row + row, x, y);
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
@@ -351,7 +352,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     for (uint32_t r = 0; r < S::kRounds; ++r) {
       const uint32_t row = r * S::kAtOnce + side;
       float value[8];
-      widen(stream.row(1, row)[chunk], value);
+      Format::widen(stream.row(1, row)[chunk], value);
 #pragma unroll
       for (uint32_t four = 0; four < kHeads; four += 4) {
         const float4 w = *reinterpret_cast<const float4*>(weights + row * kHeads + four);
@@ -395,9 +396,9 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     for (uint32_t w = 0; w < kWarps; ++w) {
       of_warp[w] = {-kInfinity, 0};
       if (w < warps)
-        of_warp[w] = *reinterpret_cast<const float2*>(reinterpret_cast<const std::byte*>(shared) +
-                                                      w * kWarpBytes<kLanes, kHeads> +
-                                                      Stream<kLanes, kHeads>::kBytes + h * sizeof(float2));
+        of_warp[w] = *reinterpret_cast<const float2*>(
+            reinterpret_cast<const std::byte*>(shared) + w * kWarpBytes<kLanes, kHeads, Format> +
+            Stream<kLanes, kHeads, Format>::kBytes + h * sizeof(float2));
     }
     float factors[kWarps];
     const float2 of_all = weigh(of_warp, factors);
@@ -405,8 +406,9 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 #pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
       if (factors[w] == 0) continue;
-      const float4 x = reinterpret_cast<const float4*>(reinterpret_cast<const std::byte*>(shared) +
-                                                       w * kWarpBytes<kLanes, kHeads>)[h * kLanes * 2 + four];
+      const float4 x =
+          reinterpret_cast<const float4*>(reinterpret_cast<const std::byte*>(shared) +
+                                          w * kWarpBytes<kLanes, kHeads, Format>)[h * kLanes * 2 + four];
       total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
                total.w + x.w * factors[w]};
     }
@@ -467,9 +469,10 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
   if (threadIdx.x < head_dim) y[blockIdx.x * head_dim + c] = total / sum;
 }
 
-template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
+template <typename Format, uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
 static void attend(const Launch& l, const Attention& op) {
-  constexpr uint32_t kBytes = kWarpBytes<kLanes, kHeads>;
+  using Unit = typename Format::Unit;
+  constexpr uint32_t kBytes = kWarpBytes<kLanes, kHeads, Format>;
   const AttentionParams& p = op.p;
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kHeads);
@@ -482,37 +485,42 @@ static void attend(const Launch& l, const Attention& op) {
   const Parts parts{out,
                     reinterpret_cast<float2*>(out + uint64_t(grid.each) * p.heads * p.group * p.head_dim)};
   const HeadState* const heads = l.heads + p.head_state;
-  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, dim3(grid.each, p.heads, grid.passes), warps * kWarp,
-         warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q), data<uint16_t>(op.k.values),
-         data<uint16_t>(op.v.values), data<uint32_t>(op.list), rope, parts);
+  launch(l, attend_pool_kernel<Format, kLanes, kHeads, kPairs>, dim3(grid.each, p.heads, grid.passes),
+         warps * kWarp, warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q),
+         data<Unit>(op.k.values), data<Unit>(op.v.values), data<uint32_t>(op.list), rope, parts);
   launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
          heads, p, bool(op.list), grid.each, parts,
          op.sinks ? data<float>(op.sinks) + p.first_head * p.group : nullptr,
          data<float>(op.y) + p.first_head * p.group * p.head_dim);
 }
 
-template <uint32_t kLanes, uint32_t kHeads>
+template <typename Format, uint32_t kLanes, uint32_t kHeads>
 static void attend(const Launch& l, const Attention& op) {
   if (op.p.rope.pairing == kRopeAdjacent)
-    attend<kLanes, kHeads, Pairs::kAdjacent>(l, op);
+    attend<Format, kLanes, kHeads, Pairs::kAdjacent>(l, op);
   else
-    attend<kLanes, kHeads, Pairs::kHalves>(l, op);
+    attend<Format, kLanes, kHeads, Pairs::kHalves>(l, op);
 }
-template <uint32_t kLanes>
+template <typename Format, uint32_t kLanes>
 static void attend(const Launch& l, const Attention& op) {
   if (op.p.group <= 4)
-    attend<kLanes, 4>(l, op);
+    attend<Format, kLanes, 4>(l, op);
   else
-    attend<kLanes, 8>(l, op);
+    attend<Format, kLanes, 8>(l, op);
+}
+
+template <typename Format>
+static void attend(const Launch& l, const Attention& op) {
+  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0;
+  if (op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned)
+    return attend<Format, 32, kMostPoolHeads, Pairs::kAny>(l, op);
+  if (op.p.head_dim <= 64) return attend<Format, 8>(l, op);
+  if (op.p.head_dim <= 128) return attend<Format, 16>(l, op);
+  attend<Format, 32>(l, op);
 }
 
 void attend_pool(const Launch& l, const Attention& op) {
-  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0;
-  if (op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned)
-    return attend<32, kMostPoolHeads, Pairs::kAny>(l, op);
-  if (op.p.head_dim <= 64) return attend<8>(l, op);
-  if (op.p.head_dim <= 128) return attend<16>(l, op);
-  attend<32>(l, op);
+  with_format(op.k.type, [&]<typename Format>(Format) { attend<Format>(l, op); });
 }
 
 uint64_t attend_pool_scratch(const ModelShape& m, const SessionShape&, const Card& card) {

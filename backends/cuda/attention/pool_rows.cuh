@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/mma.cuh"
 
 namespace thimble::cuda {
@@ -30,19 +30,20 @@ __device__ inline uint32_t rows_per_warp(uint32_t n, uint32_t warps, uint32_t st
 // Streams one warp's rows, the entries list[first] to list[end - 1] of kArrays arrays (keys, or keys and
 // values), through kStages stages of shared memory. Channels from head_dim on, and rows from `end` on, read
 // as zeros.
-template <uint32_t kLanes, uint32_t kHeads, uint32_t kArrays, uint32_t kStages>
+template <uint32_t kLanes, uint32_t kHeads, uint32_t kArrays, uint32_t kStages, typename Format>
 class RowStream {
   using S = Step<kLanes, kHeads>;
+  using Unit = typename Format::Unit;
 
  public:
   static constexpr uint32_t kBytes = kStages * kArrays * S::kChunks * 16;  // of shared memory, per warp
   static constexpr int kCopies = kStages;  // groups of copies that the constructor commits
 
-  // `head_start`: elements before the head's row 0 in each array. `list`: null if entry i is i. `entry`: the
+  // `head_start`: the head's row 0 in each array. `list`: null if entry i is i. `entry`: the
   // entry of row first + lane, if there is such a row. `ring`: kBytes of shared memory.
-  __device__ RowStream(const uint16_t* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
+  __device__ RowStream(const Unit* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
                        const uint32_t* list, uint32_t first, uint32_t end, uint32_t entry, void* ring)
-      : head_dim_(head_dim),
+      : row_units_(Format::row_units(head_dim)),
         list_(list),
         first_(first),
         end_(end),
@@ -51,9 +52,9 @@ class RowStream {
         next_entry_(entry) {
 #pragma unroll
     for (uint32_t a = 0; a < kArrays; ++a) arrays_[a] = arrays[a];
-    const uint32_t channel = lane() % kLanes * 8;
-    has_channels_ = channel < head_dim;
-    start_ = head_start + (has_channels_ ? channel : 0);
+    const uint32_t chunk = lane() % kLanes;
+    has_channels_ = chunk * 8 < head_dim;
+    start_ = head_start * row_units_ + (has_channels_ ? chunk * Format::kChunkUnits : 0);
 #pragma unroll 1
     for (uint32_t stage = 0; stage < kStages; ++stage) fetch(stage);
   }
@@ -93,7 +94,7 @@ class RowStream {
         const uint32_t at = r * S::kAtOnce + lane() / kLanes;
         const uint32_t e = __shfl_sync(~0u, entry_, held + at);
         const bool valid = has_channels_ && fetched_ + at < end_;
-        const uint64_t from = start_ + (valid ? uint64_t(e) * head_dim_ : 0);
+        const uint64_t from = start_ + (valid ? uint64_t(e) * row_units_ : 0);
 #pragma unroll
         for (uint32_t a = 0; a < kArrays; ++a)
           copy_async<16>(to + a * S::kChunks + r * kWarp, arrays_[a] + from, valid);
@@ -103,27 +104,16 @@ class RowStream {
     commit_copies();
   }
 
-  const uint16_t* arrays_[kArrays];
-  uint64_t start_;  // offset of the lane's channels in the KV head's first row
+  const Unit* arrays_[kArrays];
+  uint64_t start_;  // units before the lane's chunk in the KV head's first row
   bool has_channels_;
-  uint32_t head_dim_;
+  uint32_t row_units_;
   const uint32_t* list_;
   uint32_t first_, end_, fetched_;
   uint4* ring_;
   uint32_t stage_ = 0;  // the stage that await() waits for
   uint32_t entry_ = 0, next_entry_;
 };
-
-// Converts the 8 channels of a chunk to floats.
-__device__ inline void widen(const uint4& chunk, float (&x)[8]) {
-  const __half2* h = reinterpret_cast<const __half2*>(&chunk);
-#pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) {
-    const float2 f = __half22float2(h[i]);
-    x[2 * i] = f.x;
-    x[2 * i + 1] = f.y;
-  }
-}
 
 // Sums over the kLanes lanes of a row: lane i gets the sum of x[i]. This takes kLanes - 1 shuffles; separate
 // sums would take kLanes * log2(kLanes).

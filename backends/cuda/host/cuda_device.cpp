@@ -16,6 +16,7 @@
 #include "backends/cuda/host/measure.h"
 #include "backends/cuda/host/store_step.h"
 #include "backends/cuda/ops.h"
+#include "backends/kv_formats.h"
 
 namespace thimble {
 namespace cuda {
@@ -96,29 +97,34 @@ bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head
 // Whether an op has a kernel for its types and parameters.
 struct TakesTypes {
   static bool takes(const KvArray& a, uint32_t head_dim) {
-    return a.type == DType::kF16 && takes_heads_of(head_dim);
+    return has_kv_format(a.type) && takes_heads_of(head_dim);
   }
-  bool operator()(const KvAppend& op) const {
-    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
-  }
+  // Arrays of one layer have one format; a chunk may be empty.
+  static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
+  bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const KvView& op) const {
-    return takes(op.pool_k, op.p.head_dim) && takes(op.pool_v, op.p.head_dim);
+    return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
+           alike(op.pool_k, op.chunk_v);
   }
   bool operator()(const Attention& op) const {
-    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+    const bool rows_are_halves = op.p.source != kFromView || op.k.type == DType::kF16;
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves;
   }
   bool operator()(const KvCompact& op) const {
-    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
+           alike(op.k, op.chunk_v);
   }
-  bool operator()(const KvMerge& op) const {
-    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
-  }
+  bool operator()(const KvMerge& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
-  bool operator()(const PageBounds& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const PageBounds& op) const {  // f16 bounds would round those of other formats
+    return op.k.type == DType::kF16 && takes_heads_of(op.p.head_dim);
+  }
   bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
-  bool operator()(const Label& op) const { return takes(op.k, op.p.head_dim); }
-  bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim); }
-  bool operator()(const QueryScore& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const Label& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k); }
+  bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k); }
+  bool operator()(const QueryScore& op) const {
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k);
+  }
   template <typename Any>
   bool operator()(const Any&) const {
     return true;

@@ -1,6 +1,6 @@
 // key_diff: how unlike the mean of all keys each key is. A block takes a block of entries, in two kernels:
 // the first adds their unit keys, the second adds those sums in order and scores. A warp reads a key.
-#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
@@ -32,19 +32,21 @@ struct Entries {
   }
 };
 
+template <typename Format>
 __global__ void __launch_bounds__(kThreads)
-    add_unit_keys(const StepParams* step, const HeadState* heads, KeyDiffParams p, const __half2* k,
-                  const __half2* chunk_k, float2* sums) {
+    add_unit_keys(const StepParams* step, const HeadState* heads, KeyDiffParams p,
+                  const typename Format::Unit* k, const typename Format::Unit* chunk_k, float2* sums) {
   __shared__ float inverse[kKeyDiffBlock];
   const StepParams s = begin_kernel(step);
   const Entries e(s, heads, p);
   if (e.begin >= e.end) return;
-  const uint32_t pairs = p.head_dim / 2, lane = threadIdx.x % kWarp, count = e.end - e.begin;
+  const uint32_t pairs = p.head_dim / 2, row_units = Format::row_units(p.head_dim),
+                 lane = threadIdx.x % kWarp, count = e.end - e.begin;
   for (uint32_t i = threadIdx.x / kWarp; i < count; i += kWarps) {
-    const __half2* key = e.at(k, chunk_k, e.begin + i, pairs);
+    const typename Format::Unit* key = e.at(k, chunk_k, e.begin + i, row_units);
     float squares = 0;
     for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
-      const float2 x = __half22float2(key[pair]);
+      const float2 x = Format::load_two(key, pair);
       squares += x.x * x.x + x.y * x.y;
     }
     squares = warp_sum(squares);
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
     float2 sum{0, 0};
     for (uint32_t i = 0; i < count; ++i) {
       if (inverse[i] == 0) continue;
-      const float2 x = __half22float2(e.at(k, chunk_k, e.begin + i, pairs)[pair]);
+      const float2 x = Format::load_two(e.at(k, chunk_k, e.begin + i, row_units), pair);
       sum.x += inverse[i] * x.x;
       sum.y += inverse[i] * x.y;
     }
@@ -63,14 +65,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <typename Format>
 __global__ void __launch_bounds__(kThreads)
-    score_keys(const StepParams* step, const HeadState* heads, KeyDiffParams p, const __half2* k,
-               const __half2* chunk_k, const float2* sums, float* cis, float* chunk_cis) {
+    score_keys(const StepParams* step, const HeadState* heads, KeyDiffParams p,
+               const typename Format::Unit* k, const typename Format::Unit* chunk_k, const float2* sums,
+               float* cis, float* chunk_cis) {
   __shared__ float2 total[kMostPairs];
   const StepParams s = begin_kernel(step);
   const Entries e(s, heads, p);
   if (e.begin >= e.end) return;
-  const uint32_t pairs = p.head_dim / 2, lane = threadIdx.x % kWarp;
+  const uint32_t pairs = p.head_dim / 2, row_units = Format::row_units(p.head_dim),
+                 lane = threadIdx.x % kWarp;
   for (uint32_t pair = threadIdx.x; pair < pairs; pair += kThreads) {
     float2 sum{0, 0};
     for (uint32_t block = 0; block < units(e.n, kKeyDiffBlock); ++block) {
@@ -82,10 +87,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   for (uint32_t entry = e.begin + threadIdx.x / kWarp; entry < e.end; entry += kWarps) {
-    const __half2* key = e.at(k, chunk_k, entry, pairs);
+    const typename Format::Unit* key = e.at(k, chunk_k, entry, row_units);
     float dot = 0, squares = 0, of_total = 0;
     for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
-      const float2 x = __half22float2(key[pair]), t = total[pair];
+      const float2 x = Format::load_two(key, pair), t = total[pair];
       dot += x.x * t.x + x.y * t.y;
       squares += x.x * x.x + x.y * x.y;
       of_total += t.x * t.x + t.y * t.y;
@@ -102,10 +107,14 @@ void key_diff(const Launch& l, const KeyDiff& op) {
   const KeyDiffParams& p = op.p;
   const dim3 blocks(p.blocks, p.heads);
   const HeadState* heads = l.heads + p.head_state;
-  const __half2 *k = data<__half2>(op.k.values), *chunk_k = data<__half2>(op.chunk_k.values);
-  launch(l, add_unit_keys, blocks, kThreads, 0, l.step, heads, p, k, chunk_k, data<float2>(op.sums));
-  launch(l, score_keys, blocks, kThreads, 0, l.step, heads, p, k, chunk_k, data<float2>(op.sums),
-         data<float>(op.cis), data<float>(op.chunk_cis));
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    using Unit = typename Format::Unit;
+    const Unit *k = data<Unit>(op.k.values), *chunk_k = data<Unit>(op.chunk_k.values);
+    launch(l, add_unit_keys<Format>, blocks, kThreads, 0, l.step, heads, p, k, chunk_k,
+           data<float2>(op.sums));
+    launch(l, score_keys<Format>, blocks, kThreads, 0, l.step, heads, p, k, chunk_k, data<float2>(op.sums),
+           data<float>(op.cis), data<float>(op.chunk_cis));
+  });
 }
 
 }  // namespace thimble::cuda

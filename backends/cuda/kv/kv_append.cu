@@ -7,10 +7,12 @@ namespace thimble::cuda {
 void kv_append(const Launch& l, const KvAppend& op) {
   if (l.max_rows == 1 && !op.positions) return append_token(l, op, nullptr, nullptr);
   constexpr uint32_t kThreads = 256;
-  if (op.positions)
-    launch_side_by_side(l, kThreads, KvAppendPositionsTask(l, op, kThreads));
-  else
-    launch_side_by_side(l, kThreads, KvAppendTask(l, op, kThreads));
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    if (op.positions)
+      launch_side_by_side(l, kThreads, KvAppendPositionsTask<Format>(l, op, kThreads));
+    else
+      launch_side_by_side(l, kThreads, KvAppendTask<Format>(l, op, kThreads));
+  });
 }
 
 }  // namespace thimble::cuda

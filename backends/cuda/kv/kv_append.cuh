@@ -1,18 +1,22 @@
 // kv_append: appends the step's k and v rows to the pool or the chunk buffer. Host and device side.
 #pragma once
 
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/rope.cuh"
 
 namespace thimble::cuda {
 
 // A warp appends one head of a row.
+template <typename Format>
 struct KvAppendTask {
+  using Unit = typename Format::Unit;
+
   uint32_t blocks;
   KvAppendParams p;
   const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* qkv;
-  __half *k, *v;
+  Unit *k, *v;
   int32_t* pos;
   uint32_t* saturated;
   uint64_t first_entry = 0;  // index of the head's first new row
@@ -23,8 +27,8 @@ struct KvAppendTask {
         heads(l.heads + op.p.head_state),
         rope{data<float2>(op.rope), op.p.rope.n_rot / 2},
         qkv(data<float>(op.qkv)),
-        k(data<__half>(op.k.values)),
-        v(data<__half>(op.v.values)),
+        k(data<Unit>(op.k.values)),
+        v(data<Unit>(op.v.values)),
         pos(data<int32_t>(op.pos)),
         saturated(data<uint32_t>(op.saturated)) {}
 
@@ -37,16 +41,6 @@ struct KvAppendTask {
     const float x = key[first_of_pair(pair, pairing)], y = key[second_of_pair(pair, pairing, rope.pairs)];
     const float2 angle = rope.angle(position, pair);
     return second ? x * angle.y + y * angle.x : x * angle.x - y * angle.y;
-  }
-
-  // Clamps values beyond f16's range to its largest number, and counts them.
-  __device__ static __half narrowed(float x, uint32_t& beyond) {
-    constexpr float kLargest = 65504;
-    if (fabsf(x) > kLargest) {
-      ++beyond;
-      x = copysignf(kLargest, x);
-    }
-    return __float2half_rn(x);
   }
 
   // The row and head that a warp appends.
@@ -71,7 +65,8 @@ struct KvAppendTask {
     constexpr uint32_t kAtOnce = 4;  // channels per lane
     const uint32_t lane = threadIdx.x % kWarp;
     const uint64_t entry = first_entry + row;
-    __half *const k_to = k + entry * p.head_dim, *const v_to = v + entry * p.head_dim;
+    const uint32_t row_units = Format::row_units(p.head_dim);
+    Unit *const k_to = k + entry * row_units, *const v_to = v + entry * row_units;
     uint32_t beyond = 0;
     for (uint32_t first = lane; first < p.head_dim; first += kAtOnce * kWarp) {
       float x[kAtOnce], y[kAtOnce];
@@ -85,8 +80,8 @@ struct KvAppendTask {
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t c = first + i * kWarp;
         if (c >= p.head_dim) break;
-        k_to[c] = narrowed(x[i], beyond);
-        v_to[c] = narrowed(y[i], beyond);
+        Format::store(k_to, c, x[i], beyond);
+        Format::store(v_to, c, y[i], beyond);
       }
     }
     if (__any_sync(~0u, beyond)) {
@@ -108,13 +103,14 @@ struct KvAppendTask {
 };
 
 // The same for rows with explicit positions.
-struct KvAppendPositionsTask : KvAppendTask {
+template <typename Format>
+struct KvAppendPositionsTask : KvAppendTask<Format> {
   const int32_t* positions;
 
   KvAppendPositionsTask(const Launch& l, const KvAppend& op, uint32_t threads)
-      : KvAppendTask(l, op, threads), positions(data<int32_t>(op.positions)) {}
+      : KvAppendTask<Format>(l, op, threads), positions(data<int32_t>(op.positions)) {}
 
-  __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, positions); }
+  __device__ void operator()(const StepParams& s, uint32_t block) const { this->append(s, block, positions); }
 };
 
 }  // namespace thimble::cuda

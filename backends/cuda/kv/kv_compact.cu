@@ -9,7 +9,7 @@ namespace {
 // transfers, so that 8 KV heads of 128 channels occupy 128 multiprocessors. Two blocks fit on one, which
 // leaves space for the small columns.
 constexpr uint32_t kThreads = 512;
-constexpr uint32_t kSliceChannels = 16;
+constexpr uint32_t kSliceBytes = 32;
 constexpr uint32_t kLoads = 4;  // rows per thread in flight at once
 
 // The first list index whose entry is not in its place, found by searching kThreads + 1 parts at a time; all
@@ -87,7 +87,7 @@ struct Columns {
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, 2)
     kv_compact_kernel(const StepParams* step, const HeadState* heads, KvCompactParams p,
-                      const uint32_t* lists, Columns c, uint32_t slices) {
+                      const uint32_t* lists, Columns c, uint32_t row_bytes, uint32_t slices) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y;
   const HeadState state = heads[head];
@@ -95,9 +95,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
   if (blockIdx.x < 2 * slices) {
-    constexpr uint32_t kWidth = kSliceChannels * sizeof(uint16_t) / sizeof(Vector);
+    constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
     const bool is_v = blockIdx.x >= slices;
-    const uint32_t stride = p.head_dim * sizeof(uint16_t) / sizeof(Vector);
+    const uint32_t stride = row_bytes / sizeof(Vector);
     Vector* pool = static_cast<Vector*>(is_v ? c.v : c.k);
     const Vector* chunk = static_cast<const Vector*>(is_v ? c.chunk_v : c.chunk_k);
     move_column<kWidth>(list, n_entries, pool + in_pool * stride, chunk + in_chunk * stride, stride,
@@ -116,14 +116,15 @@ void kv_compact(const Launch& l, const KvCompact& op) {
   const Columns c{data<void>(op.k.values),       data<void>(op.v.values),     data<void>(op.chunk_k.values),
                   data<void>(op.chunk_v.values), data<uint32_t>(op.pos),      data<uint32_t>(op.cis),
                   data<uint32_t>(op.chunk_pos),  data<uint32_t>(op.chunk_cis)};
-  uint64_t alignment = op.p.head_dim * sizeof(uint16_t);
+  const uint32_t row_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim));
+  uint64_t alignment = row_bytes;
   for (const void* address :
        {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
     alignment |= reinterpret_cast<uint64_t>(address);
-  const uint32_t slices = static_cast<uint32_t>(ceil_div(op.p.head_dim, kSliceChannels));
+  const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
   const dim3 blocks(2 * slices + 2, op.p.heads);
   launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
-         kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, slices);
+         kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, row_bytes, slices);
   l.rewritten->push_back(op.k.values);
 }
 

@@ -7,7 +7,7 @@ namespace {
 
 // As in kv_compact, a block moves 32 bytes of every row.
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kSliceChannels = 16;
+constexpr uint32_t kSliceBytes = 32;
 constexpr uint32_t kLoads = 4;  // rows per thread in flight at once
 
 // The entries of a run from `begin` on, which belong among the earlier ones: entry begin + j goes after
@@ -94,14 +94,14 @@ __device__ void merge_column(const Tail& tail, Unit* run, uint32_t stride, uint3
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads)
     kv_merge_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, Vector* k, Vector* v,
-                    uint32_t* cis, const int32_t* pos, uint32_t slices) {
+                    uint32_t* cis, const int32_t* pos, uint32_t row_bytes, uint32_t slices) {
   const StepParams s = begin_kernel(step);
   const HeadState state = heads[p.first_head + blockIdx.y];
   const Tail tail = find_tail(s, state, pos + state.first);
   if (tail.count == 0) return;
   if (blockIdx.x < 2 * slices) {
-    constexpr uint32_t kWidth = kSliceChannels * sizeof(uint16_t) / sizeof(Vector);
-    const uint32_t stride = p.head_dim * sizeof(uint16_t) / sizeof(Vector);
+    constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
+    const uint32_t stride = row_bytes / sizeof(Vector);
     merge_column<kWidth>(tail, (blockIdx.x < slices ? k : v) + uint64_t(state.first) * stride, stride,
                          blockIdx.x % slices * kWidth);
   } else {
@@ -119,23 +119,23 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Vector>
-void merge(const Launch& l, const KvMerge& op) {
-  const uint32_t slices = static_cast<uint32_t>(ceil_div(op.p.head_dim, kSliceChannels));
+void merge(const Launch& l, const KvMerge& op, uint32_t row_bytes) {
+  const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
   launch(l, kv_merge_kernel<Vector>, dim3(2 * slices + 1, op.p.heads), kThreads, 0, l.step,
          l.heads + op.p.head_state, op.p, data<Vector>(op.k.values), data<Vector>(op.v.values),
-         data<uint32_t>(op.cis), data<int32_t>(op.pos), slices);
+         data<uint32_t>(op.cis), data<int32_t>(op.pos), row_bytes, slices);
 }
 
 }  // namespace
 
 void kv_merge(const Launch& l, const KvMerge& op) {
-  const uint64_t alignment = op.p.head_dim * sizeof(uint16_t) |
-                             reinterpret_cast<uint64_t>(data<void>(op.k.values)) |
+  const uint32_t row_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim));
+  const uint64_t alignment = row_bytes | reinterpret_cast<uint64_t>(data<void>(op.k.values)) |
                              reinterpret_cast<uint64_t>(data<void>(op.v.values));
   if (alignment % sizeof(uint4))
-    merge<uint16_t>(l, op);
+    merge<uint16_t>(l, op, row_bytes);
   else
-    merge<uint4>(l, op);
+    merge<uint4>(l, op, row_bytes);
   launch(l, merge_positions_kernel, op.p.heads, kThreads, 0, l.step, l.heads + op.p.head_state, op.p,
          data<int32_t>(op.pos));
   l.rewritten->push_back(op.k.values);

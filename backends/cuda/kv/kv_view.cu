@@ -1,4 +1,5 @@
 // kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
@@ -6,19 +7,21 @@
 namespace thimble::cuda {
 namespace {
 
+template <typename Format>
 struct Source {
-  const __half *pool, *chunk;
+  const typename Format::Unit *pool, *chunk;
 };
 
 // The address of a listed entry, in pool or chunk.
-__device__ const __half* entry_at(const Source& s, const KvViewParams& p, const HeadState& state,
-                                  uint32_t head, uint32_t entry) {
-  const uint32_t n = state.n_entries;
-  return entry < n ? s.pool + (uint64_t(state.first) + entry) * p.head_dim
-                   : s.chunk + (uint64_t(head) * p.chunk_capacity + entry - n) * p.head_dim;
+template <typename Format>
+__device__ const typename Format::Unit* entry_at(const Source<Format>& s, const KvViewParams& p,
+                                                 const HeadState& state, uint32_t head, uint32_t entry) {
+  const uint32_t n = state.n_entries, row_units = Format::row_units(p.head_dim);
+  return entry < n ? s.pool + (uint64_t(state.first) + entry) * row_units
+                   : s.chunk + (uint64_t(head) * p.chunk_capacity + entry - n) * row_units;
 }
 
-union Unit {  // 8 channels
+union ViewUnit {  // 8 channels of the view
   uint4 bits;
   __half2 pairs[4];
 };
@@ -26,11 +29,11 @@ union Unit {  // 8 channels
 // A thread makes 8 channels of a view row for kHeads heads, which share its cosines. If channels i and i +
 // n_rot / 2 rotate together, it reads both units and writes its own. The units of a warp belong to the same
 // rows, so nothing is read twice from memory. `states`: from KV head 0 of the layer on.
-template <int kHeads>
+template <int kHeads, typename Format>
 __global__ void __launch_bounds__(256)
-    view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k, Source v,
-                      const uint32_t* __restrict__ lists, Rope rope, uint4* __restrict__ view_k,
-                      uint4* __restrict__ view_v) {
+    view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source<Format> k,
+                      Source<Format> v, const uint32_t* __restrict__ lists, Rope rope,
+                      uint4* __restrict__ view_k, uint4* __restrict__ view_v) {
   begin_kernel();
   const uint32_t units = p.head_dim / 8, i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t row = i / units, unit = i % units, index = p.first_entry + row;
@@ -42,7 +45,7 @@ __global__ void __launch_bounds__(256)
 
   const uint32_t head0 = p.first_head + blockIdx.y * kHeads;
   const uint32_t heads = min(uint32_t{kHeads}, p.first_head + p.heads - head0);
-  Unit own[kHeads], other[kHeads], value[kHeads];
+  ViewUnit own[kHeads], other[kHeads], value[kHeads];
   bool there[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
@@ -54,9 +57,10 @@ __global__ void __launch_bounds__(256)
     if (!there[h]) continue;
     const uint32_t entry = list[index];
     const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, state, head0 + h, entry));
-    own[h].bits = from[unit];
-    if (rotates && halves) other[h].bits = from[partner];
-    value[h].bits = reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit];
+    own[h].bits = Format::halves(from[unit]);
+    if (rotates && halves) other[h].bits = Format::halves(from[partner]);
+    value[h].bits =
+        Format::halves(reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit]);
   }
   bool any = false;
 #pragma unroll
@@ -95,9 +99,10 @@ __global__ void __launch_bounds__(256)
 }
 
 // Any head_dim, n_rot and alignment: a thread makes a pair of channels of a view row in one head.
-__global__ void view_pairs_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k,
-                                  Source v, const uint32_t* lists, Rope rope, __half* view_k,
-                                  __half* view_v) {
+template <typename Format>
+__global__ void view_pairs_kernel(const StepParams* step, const HeadState* states, KvViewParams p,
+                                  Source<Format> k, Source<Format> v, const uint32_t* lists, Rope rope,
+                                  __half* view_k, __half* view_v) {
   begin_kernel();
   const uint32_t pairs = (p.head_dim + 1) / 2, i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t row = i / pairs, pair = i % pairs, index = p.first_entry + row,
@@ -109,33 +114,34 @@ __global__ void view_pairs_kernel(const StepParams* step, const HeadState* state
   const uint32_t c0 = rotates ? first_of_pair(pair, p.rope.pairing) : 2 * pair;
   const uint32_t c1 = rotates ? second_of_pair(pair, p.rope.pairing, rope.pairs) : 2 * pair + 1;
   const uint32_t entry = list[index];
-  const __half* const from_k = entry_at(k, p, state, head, entry);
-  const __half* const from_v = entry_at(v, p, state, head, entry);
+  const typename Format::Unit* const from_k = entry_at(k, p, state, head, entry);
+  const typename Format::Unit* const from_v = entry_at(v, p, state, head, entry);
   const uint64_t to = (uint64_t(head) * p.view_capacity + row) * p.head_dim;
   if (rotates) {
     const float2 angle = rope.angle(index, pair);
-    const float x = __half2float(from_k[c0]), y = __half2float(from_k[c1]);
+    const float x = Format::load(from_k, c0), y = Format::load(from_k, c1);
     view_k[to + c0] = __float2half_rn(x * angle.x - y * angle.y);
     view_k[to + c1] = __float2half_rn(x * angle.y + y * angle.x);
   }
   for (const uint32_t c : {c0, c1}) {
     if (c >= p.head_dim) continue;
-    if (!rotates) view_k[to + c] = from_k[c];
-    view_v[to + c] = from_v[c];
+    if (!rotates) view_k[to + c] = Format::load_half(from_k, c);
+    view_v[to + c] = Format::load_half(from_v, c);
   }
 }
 
-}  // namespace
-
-void kv_view(const Launch& l, const KvView& op) {
+template <typename Format>
+void view(const Launch& l, const KvView& op) {
+  using Unit = typename Format::Unit;
   const KvViewParams& p = op.p;
-  const Source k{data<__half>(op.pool_k.values), data<__half>(op.chunk_k.values)},
-      v{data<__half>(op.pool_v.values), data<__half>(op.chunk_v.values)};
+  const Source<Format> k{data<Unit>(op.pool_k.values), data<Unit>(op.chunk_k.values)},
+      v{data<Unit>(op.pool_v.values), data<Unit>(op.chunk_v.values)};
   __half *const view_k = data<__half>(op.k), *const view_v = data<__half>(op.v);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   uintptr_t addresses = 0;
-  for (const __half* a : {k.pool, k.chunk, v.pool, v.chunk, static_cast<const __half*>(view_k),
-                          static_cast<const __half*>(view_v)})
+  for (const void* a : {static_cast<const void*>(k.pool), static_cast<const void*>(k.chunk),
+                        static_cast<const void*>(v.pool), static_cast<const void*>(v.chunk),
+                        static_cast<const void*>(view_k), static_cast<const void*>(view_v)})
     addresses |= reinterpret_cast<uintptr_t>(a);
   const bool whole_units =
       p.rope.mode != kRopeList || p.rope.n_rot % (p.rope.pairing == kRopeHalves ? 16 : 8) == 0;
@@ -143,14 +149,20 @@ void kv_view(const Launch& l, const KvView& op) {
     constexpr int kHeads = 4;
     const dim3 blocks(static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * (p.head_dim / 8), 256)),
                       static_cast<uint32_t>(ceil_div(p.heads, kHeads)));
-    launch(l, view_units_kernel<kHeads>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
+    launch(l, view_units_kernel<kHeads, Format>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
            data<uint32_t>(op.list), rope, reinterpret_cast<uint4*>(view_k), reinterpret_cast<uint4*>(view_v));
   } else {
     const dim3 blocks(
         static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * ((p.head_dim + 1) / 2), 256)), p.heads);
-    launch(l, view_pairs_kernel, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
+    launch(l, view_pairs_kernel<Format>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
            data<uint32_t>(op.list), rope, view_k, view_v);
   }
+}
+
+}  // namespace
+
+void kv_view(const Launch& l, const KvView& op) {
+  with_format(op.pool_k.type, [&]<typename Format>(Format) { view<Format>(l, op); });
 }
 
 }  // namespace thimble::cuda

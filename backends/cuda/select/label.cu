@@ -2,6 +2,7 @@
 // rotated and gathered. For the log-sum-exps, a block then processes 32 of a KV head's query vectors and a
 // part of the keys; for the labels, 64 keys and all vectors. Tensor cores multiply f16, so a query is the sum
 // of two f16 vectors, which omits 2^-22 of it.
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/log_sum.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
@@ -42,7 +43,7 @@ struct Labels {
   Rope rope;
   const float* q;
   const uint32_t* marked;
-  const __half *k, *chunk_k;
+  const void *k, *chunk_k;
   const uint32_t* range;
   const float *x, *worth, *sinks;
   float *lse, *max_logit, *log_prob;
@@ -147,12 +148,19 @@ struct Tiles {
     }
   }
   // Loads n consecutive keys, with zeros after the last.
-  __device__ void load_keys(const __half* from, uint32_t n, uint32_t head_dim) const {
-    const uint32_t pieces = width / 8;
+  template <typename Format>
+  __device__ void load_keys(const typename Format::Unit* from, uint32_t n, uint32_t head_dim) const {
+    const uint32_t pieces = width / 8, row_units = Format::row_units(head_dim);
     for (uint32_t i = threadIdx.x; i < kKeys * pieces; i += kThreads) {
       const uint32_t key = i / pieces, c = i % pieces * 8;
       const bool there = key < n && c < head_dim;
-      copy_async<16>(keys + key * stride + c, there ? from + uint64_t(key) * head_dim + c : from, there);
+      __half* const to = keys + key * stride + c;
+      const auto* chunk = there ? from + uint64_t(key) * row_units + c / 8 * Format::kChunkUnits : from;
+      if constexpr (Format::kHasHalves)
+        copy_async<16>(to, chunk, there);
+      else
+        *reinterpret_cast<uint4*>(to) =
+            there ? Format::halves(*reinterpret_cast<const uint4*>(chunk)) : uint4{};
     }
   }
 };
@@ -205,20 +213,26 @@ struct Logits {
 // ---- log-sum-exps ----
 
 // Consecutive keys of one head: n of them; the first is number `entry` of those that a row may see.
+template <typename Format>
 struct KeyTile {
-  const __half* keys;
+  const typename Format::Unit* keys;
   uint32_t entry, n;
 };
 
 // All keys of a log-sum-exp, in tiles of at most kKeys: sinks, labelled entries, entries after the text, the
 // chunk.
+template <typename Format>
 class KeyTiles {
+  using Unit = typename Format::Unit;
+
  public:
   __device__ KeyTiles(const Labels& o, const HeadState& state, uint32_t head, uint32_t n_rows)
-      : dim_(o.p.head_dim), pool_(o.k + uint64_t(state.first) * dim_), held_(state.n_entries) {
+      : row_units_(Format::row_units(o.p.head_dim)),
+        pool_(static_cast<const Unit*>(o.k) + uint64_t(state.first) * row_units_),
+        held_(state.n_entries) {
     const Range r(o, state);
     const uint32_t begins[4] = {0, r.first, r.own, held_}, ends[4] = {r.sinks, r.end, held_, held_ + n_rows};
-    chunk_ = o.chunk_k + uint64_t(head) * o.p.chunk_capacity * dim_;
+    chunk_ = static_cast<const Unit*>(o.chunk_k) + uint64_t(head) * o.p.chunk_capacity * row_units_;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       begin_[i] = begins[i];
@@ -231,15 +245,15 @@ class KeyTiles {
     for (uint32_t i = 0; i < 4; ++i) sum += tiles(i);
     return sum;
   }
-  __device__ KeyTile operator[](uint32_t number) const {
-    KeyTile tile{};
+  __device__ KeyTile<Format> operator[](uint32_t number) const {
+    KeyTile<Format> tile{};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       if (number < tiles(i)) {
         tile.entry = begin_[i] + number * kKeys;
         tile.n = min(kKeys, end_[i] - tile.entry);
-        tile.keys =
-            i == 3 ? chunk_ + uint64_t(tile.entry - held_) * dim_ : pool_ + uint64_t(tile.entry) * dim_;
+        tile.keys = i == 3 ? chunk_ + uint64_t(tile.entry - held_) * row_units_
+                           : pool_ + uint64_t(tile.entry) * row_units_;
         return tile;
       }
       number -= tiles(i);
@@ -250,12 +264,13 @@ class KeyTiles {
  private:
   __device__ uint32_t tiles(uint32_t i) const { return (end_[i] - begin_[i] + kKeys - 1) / kKeys; }
 
-  uint32_t dim_;
-  const __half *pool_, *chunk_;
+  uint32_t row_units_;
+  const Unit *pool_, *chunk_;
   uint32_t held_, begin_[4], end_[4];
 };
 
 // One block per 32 vectors, part of the keys and KV head.
+template <typename Format>
 __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, Labels o) {
   extern __shared__ __align__(16) __half memory[];
   __shared__ LogSum of_later_keys[kVectors];
@@ -263,7 +278,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, La
   const uint32_t head = blockIdx.z, first = blockIdx.x * kVectors, vectors = *o.count * o.p.group;
   if (first >= vectors) return;
   const HeadState state = o.heads[head];
-  const KeyTiles tiles(o, state, head, s.n_rows);
+  const KeyTiles<Format> tiles(o, state, head, s.n_rows);
   const uint32_t count = tiles.count(), begin = count * blockIdx.y / kParts,
                  end = count * (blockIdx.y + 1) / kParts;
   const Tiles t(memory, o.width);
@@ -276,8 +291,8 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, La
     visible[half] = vector < vectors ? state.n_entries + o.rows[vector / o.p.group] + 1 : 0;
   }
   for (uint32_t number = begin; number < end; ++number) {
-    const KeyTile tile = tiles[number];
-    t.load_keys(tile.keys, tile.n, o.p.head_dim);
+    const KeyTile<Format> tile = tiles[number];
+    t.load_keys<Format>(tile.keys, tile.n, o.p.head_dim);
     commit_copies();
     wait_copies<0>();
     __syncthreads();
@@ -332,6 +347,7 @@ __global__ void __launch_bounds__(kThreads) combine_parts(Labels o) {
 // ---- labels ----
 
 // One block per 64 entries and KV head.
+template <typename Format>
 __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
   extern __shared__ __align__(16) __half memory[];
   __shared__ float lse[kVectors], of_later_vectors[2][kKeys];
@@ -343,7 +359,9 @@ __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
   if (vectors == 0 || first_entry >= range.end) return;
   const uint32_t n = min(kKeys, range.end - first_entry);
   const Tiles t(memory, o.width);
-  t.load_keys(o.k + (uint64_t(state.first) + first_entry) * o.p.head_dim, n, o.p.head_dim);
+  t.load_keys<Format>(static_cast<const typename Format::Unit*>(o.k) +
+                          (uint64_t(state.first) + first_entry) * Format::row_units(o.p.head_dim),
+                      n, o.p.head_dim);
   float best_logit[2 * kColumns], best_log[2 * kColumns];
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kColumns; ++i) best_logit[i] = best_log[i] = o.p.least;
@@ -420,8 +438,8 @@ void label(const Launch& l, const Label& op) {
                  .rope = {data<float2>(op.rope), p.rope.n_rot / 2},
                  .q = data<float>(op.q),
                  .marked = data<uint32_t>(op.marked),
-                 .k = data<__half>(op.k.values),
-                 .chunk_k = data<__half>(op.chunk_k.values),
+                 .k = data<void>(op.k.values),
+                 .chunk_k = data<void>(op.chunk_k.values),
                  .range = data<uint32_t>(op.range),
                  .x = data<float>(op.x),
                  .worth = data<float>(op.worth),
@@ -439,9 +457,12 @@ void label(const Launch& l, const Label& op) {
   const auto blocks = [](uint64_t n, uint32_t of) { return static_cast<uint32_t>(ceil_div(n, of)); };
   const size_t shared = Tiles::bytes(width);
   launch(l, gather_marked, l.max_rows, kThreads, 0, l.step, o);
-  launch(l, sum_parts, dim3(blocks(max_vectors, kVectors), kParts, p.heads), kThreads, shared, l.step, o);
-  launch(l, combine_parts, dim3(blocks(max_vectors, kThreads), p.heads), kThreads, 0, o);
-  launch(l, label_entries, dim3(blocks(p.label_capacity, kKeys), p.heads), kThreads, shared, o);
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    launch(l, sum_parts<Format>, dim3(blocks(max_vectors, kVectors), kParts, p.heads), kThreads, shared,
+           l.step, o);
+    launch(l, combine_parts, dim3(blocks(max_vectors, kThreads), p.heads), kThreads, 0, o);
+    launch(l, label_entries<Format>, dim3(blocks(p.label_capacity, kKeys), p.heads), kThreads, shared, o);
+  });
 }
 
 }  // namespace thimble::cuda

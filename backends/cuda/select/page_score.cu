@@ -75,8 +75,8 @@ static __global__ void __launch_bounds__(kThreads, kBlocksEach)
 #pragma unroll
     for (uint32_t r = 0; r < S::kRounds; ++r) {
       float smallest[8], largest[8];
-      widen(low[r], smallest);
-      widen(high[r], largest);
+      HalfRows::widen(low[r], smallest);
+      HalfRows::widen(high[r], largest);
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
         float sum = 0;

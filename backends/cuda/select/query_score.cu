@@ -16,6 +16,7 @@ constexpr uint32_t kKeyStride = kQueryScoreTile + 1;
 static_assert(kQueryScoreTile == 2 * kWarp);
 
 // The queries and entries of one KV head for several rows, and the block's shared memory.
+template <typename Format>
 struct Rows : QueryHead {
   float* queries;  // [kVectors][head_dim]
   float* keys;     // [head_dim][kKeyStride]
@@ -32,7 +33,7 @@ struct Rows : QueryHead {
       const uint2 c = channels(pair);
       float2 x{0, 0};
       if (index < span.count) {
-        x = {__half2float(key(index)[c.x]), __half2float(key(index)[c.y])};
+        x = {Format::load(key<Format>(index), c.x), Format::load(key<Format>(index), c.y)};
         if (p.rope.mode == kRopeList && pair < a.rope.pairs)
           x = turned(x, a.rope.angle(entry_of(span, index), pair));
       }
@@ -101,11 +102,12 @@ struct Rows : QueryHead {
 uint32_t shared_bytes(uint32_t head_dim) { return (kVectors + kKeyStride) * head_dim * sizeof(float); }
 
 // Grid: (sum, KV head). Computes the sums over the block's tiles.
+template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     sum_weights(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float shared[];
   const StepParams s = begin_kernel(step);
-  const Rows rows(s, heads, p, arrays, shared);
+  const Rows<Format> rows(s, heads, p, arrays, shared);
   const QuerySpan& span = rows.span;
   const uint32_t each = tiles_of_sum(span), begin = blockIdx.x * each,
                  end = min(begin + each, query_tiles(span));
@@ -149,12 +151,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // Scores the entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y by the largest logarithm of
 // a weight.
+template <typename Format>
 __global__ void __launch_bounds__(kThreads) score_entries(const StepParams* step, const HeadState* heads,
                                                           QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float shared[];
   __shared__ float of_warps[kWarps][kQueryScoreTile];
   const StepParams s = begin_kernel(step);
-  const Rows rows(s, heads, p, arrays, shared);
+  const Rows<Format> rows(s, heads, p, arrays, shared);
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp,
                  end = rows.span.sinks + rows.span.scored;
   for (uint32_t tile = blockIdx.x; tile * kQueryScoreTile < end; tile += gridDim.x) {
@@ -201,8 +204,8 @@ void query_score(const Launch& l, const QueryScore& op) {
   const QueryScoreParams& p = op.p;
   const HeadState* heads = l.heads + p.head_state;
   const QueryScoreArrays arrays{.q = data<float>(op.q),
-                                .k = data<__half>(op.k.values),
-                                .chunk_k = data<__half>(op.chunk_k.values),
+                                .k = data<void>(op.k.values),
+                                .chunk_k = data<void>(op.chunk_k.values),
                                 .lists = data<uint32_t>(op.list),
                                 .rope = {data<float2>(op.rope), p.rope.n_rot / 2},
                                 .sums = data<float>(op.sums),
@@ -216,13 +219,18 @@ void query_score(const Launch& l, const QueryScore& op) {
   const uint64_t entries = (rows ? p.sinks : room) + l.max_rows;
   const uint32_t tiles = static_cast<uint32_t>(ceil_div(entries, kQueryScoreTile));
   if (rows)
-    launch(l, sum_weights, dim3(kQueryScoreSums, p.heads), kThreads, shared, l.step, heads, p, arrays);
+    with_format(op.k.type, [&]<typename Format>(Format) {
+      launch(l, sum_weights<Format>, dim3(kQueryScoreSums, p.heads), kThreads, shared, l.step, heads, p,
+             arrays);
+    });
   else
     sum_weights_of_row(l, op, arrays);
   launch(l, merge_sums, dim3(static_cast<uint32_t>(ceil_div(vectors, kWarps)), p.heads), kThreads, 0, l.step,
          heads, p, arrays, data<float>(op.sinks));
   if (rows)
-    launch(l, score_entries, dim3(tiles, p.heads), kThreads, shared, l.step, heads, p, arrays);
+    with_format(op.k.type, [&]<typename Format>(Format) {
+      launch(l, score_entries<Format>, dim3(tiles, p.heads), kThreads, shared, l.step, heads, p, arrays);
+    });
   else
     score_by_row(l, op, arrays, tiles);
   if (p.kind == kQueryLast)

@@ -2,6 +2,7 @@
 // two functions.
 #pragma once
 
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/log_sum.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
@@ -12,7 +13,7 @@ namespace thimble::cuda {
 // The op's arrays.
 struct QueryScoreArrays {
   const float* q;
-  const __half *k, *chunk_k;
+  const void *k, *chunk_k;
   const uint32_t* lists;  // or null
   Rope rope;
   float *sums, *cis, *chunk_cis;
@@ -44,8 +45,11 @@ struct QueryHead {
     return a.sums + (uint64_t(head) * p.rows * p.group + vector) * kQueryScoreSums;
   }
   // The key and the score of entry i of the span.
-  __device__ const __half* key(uint32_t i) const {
-    return at(a.k, a.chunk_k, list[entry_of(span, i)], p.head_dim);
+  template <typename Format>
+  __device__ const typename Format::Unit* key(uint32_t i) const {
+    using Unit = typename Format::Unit;
+    return at(static_cast<const Unit*>(a.k), static_cast<const Unit*>(a.chunk_k), list[entry_of(span, i)],
+              Format::row_units(p.head_dim));
   }
   __device__ float& score(uint32_t i) const { return *at(a.cis, a.chunk_cis, entry_of(span, i), 1); }
 

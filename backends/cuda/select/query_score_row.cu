@@ -21,7 +21,7 @@ struct alignas(kPairs == 1 ? 8 : 16) Unit {
   float2 x[kPairs];
 };
 
-template <uint32_t kPairs>
+template <typename Format, uint32_t kPairs>
 struct Row : QueryHead {
   using Unit = cuda::Unit<kPairs>;
   uint32_t units = p.head_dim / 2 / kPairs, lane = threadIdx.x % kLanes, vector = lane / 2;
@@ -75,9 +75,9 @@ struct Row : QueryHead {
   // Products of the lane's query and entries i, i + 1, ...; `place`: the index of i in the tile.
   __device__ void multiply(uint32_t i, uint32_t place, float (&logits)[kEntries]) const {
     float all[kEntries][kVectors] = {};
-    const __half* keys[kEntries];
+    const typename Format::Unit* keys[kEntries];
 #pragma unroll
-    for (uint32_t e = 0; e < kEntries; ++e) keys[e] = key(min(i + e, span.count - 1));
+    for (uint32_t e = 0; e < kEntries; ++e) keys[e] = key<Format>(min(i + e, span.count - 1));
 #pragma unroll 2
     for (uint32_t unit = lane; unit < units; unit += kLanes) {
       Unit of[kEntries];
@@ -109,23 +109,20 @@ struct Row : QueryHead {
     }
   }
 
-  __device__ Unit unit_of(const __half* key, uint32_t unit) const {
+  __device__ Unit unit_of(const typename Format::Unit* key, uint32_t unit) const {
     if constexpr (kPairs == 1) {
       const uint2 c = channels(unit);
-      return {{{__half2float(key[c.x]), __half2float(key[c.y])}}};
+      return {{{Format::load(key, c.x), Format::load(key, c.y)}}};
     } else {
       static_assert(kPairs == 4);
       const bool apart = p.rope.pairing != kRopeAdjacent && unit * kPairs < a.rope.pairs;
-      const __half* from = key + unit * (apart ? 4 : 8);
-      const uint2 low = *reinterpret_cast<const uint2*>(from),
-                  high = *reinterpret_cast<const uint2*>(from + (apart ? a.rope.pairs : 4));
-      const float2 x[4] = {two(low.x), two(low.y), two(high.x), two(high.y)};
-      if (!apart) return {{x[0], x[1], x[2], x[3]}};
-      return {{{x[0].x, x[2].x}, {x[0].y, x[2].y}, {x[1].x, x[3].x}, {x[1].y, x[3].y}}};
+      const uint32_t first = unit * (apart ? 4 : 8);
+      float x[8];
+      Format::load_four(key, first, x);
+      Format::load_four(key, first + (apart ? a.rope.pairs : 4), x + 4);
+      if (!apart) return {{{x[0], x[1]}, {x[2], x[3]}, {x[4], x[5]}, {x[6], x[7]}}};
+      return {{{x[0], x[4]}, {x[1], x[5]}, {x[2], x[6]}, {x[3], x[7]}}};
     }
-  }
-  __device__ static float2 two(const uint32_t& halves) {
-    return __half22float2(reinterpret_cast<const __half2&>(halves));
   }
 
   // Of the four sums, the one of the lane's query, added over the entry's lanes. In each of two exchanges a
@@ -142,13 +139,13 @@ struct Row : QueryHead {
 };
 
 // Grid: (sum, KV head). Computes the sums over the block's tiles.
-template <uint32_t kPairs>
+template <typename Format, uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float4 shared[];
   __shared__ LogSum of_warps[kWarps][kVectors];
   const StepParams s = begin_kernel(step);
-  const Row<kPairs> row(s, heads, p, arrays, shared);
+  const Row<Format, kPairs> row(s, heads, p, arrays, shared);
   const uint32_t each = tiles_of_sum(row.span), begin = blockIdx.x * each,
                  end = min(begin + each, query_tiles(row.span)), warp = threadIdx.x / kWarp;
   if (begin >= end) return;
@@ -175,12 +172,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One warp per tile of KV head blockIdx.y: the sums of its entries' weights.
-template <uint32_t kPairs>
+template <typename Format, uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads) score_kernel(const StepParams* step, const HeadState* heads,
                                                          QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float4 shared[];
   const StepParams s = begin_kernel(step);
-  const Row<kPairs> row(s, heads, p, arrays, shared);
+  const Row<Format, kPairs> row(s, heads, p, arrays, shared);
   const uint32_t warps = gridDim.x * kWarps;
   for (uint32_t tile = blockIdx.x * kWarps + threadIdx.x / kWarp; tile < query_tiles(row.span);
        tile += warps) {
@@ -211,13 +208,19 @@ bool in_fours(const QueryScoreParams& p) { return p.head_dim % 8 == 0 && p.rope.
 }  // namespace
 
 void sum_weights_of_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays) {
-  launch(l, in_fours(op.p) ? sum_kernel<4> : sum_kernel<1>, dim3(kQueryScoreSums, op.p.heads), kThreads,
-         shared_bytes(op.p), l.step, l.heads + op.p.head_state, op.p, arrays);
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    launch(l, in_fours(op.p) ? sum_kernel<Format, 4> : sum_kernel<Format, 1>,
+           dim3(kQueryScoreSums, op.p.heads), kThreads, shared_bytes(op.p), l.step, l.heads + op.p.head_state,
+           op.p, arrays);
+  });
 }
 
 void score_by_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays, uint32_t tiles) {
-  launch(l, in_fours(op.p) ? score_kernel<4> : score_kernel<1>, dim3(units(tiles, kWarps), op.p.heads),
-         kThreads, shared_bytes(op.p), l.step, l.heads + op.p.head_state, op.p, arrays);
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    launch(l, in_fours(op.p) ? score_kernel<Format, 4> : score_kernel<Format, 1>,
+           dim3(units(tiles, kWarps), op.p.heads), kThreads, shared_bytes(op.p), l.step,
+           l.heads + op.p.head_state, op.p, arrays);
+  });
 }
 
 }  // namespace thimble::cuda

@@ -2,6 +2,7 @@
 // back.
 #include <algorithm>
 
+#include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
@@ -42,7 +43,7 @@ static __global__ void sum_queries_kernel(const StepParams* step, const HeadStat
   sums[(uint64_t(blockIdx.y) * gridDim.x + blockIdx.x) * p.head_dim + c] = sum;
 }
 
-// A warp multiplies 16 keys at a time with its queries on tensor cores. Keys are f16. A query is the sum of
+// A warp multiplies 16 keys at a time with its queries on tensor cores, in f16. A query is the sum of
 // two f16 vectors, which are adjacent among the product's 8 columns: four heads, two columns each. Channels
 // may be combined in any order, so a lane loads whole chunks of 8 of a row: t, t + 4, ... with t = lane % 4;
 // its queries' channels are in the same order. A lane copies only the chunks that it reads itself, so no lane
@@ -110,10 +111,10 @@ struct Rest {
 // Grid: (block among those of a KV head, pass over its group). Warp w of a head's block b processes tiles w *
 // blocks + b, and so on, of 16 keys, so that blocks share the last round. kHeads: 4 or 8 query heads use the
 // same keys. `heads`: those of the op. `parts`: the blocks' contributions to a head's log-sum-exp.
-template <uint32_t kChunks, uint32_t kHeads>
+template <typename Format, uint32_t kChunks, uint32_t kHeads>
 static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     token_score_kernel(const StepParams* step, const HeadState* heads_table, TokenScoreParams p,
-                       Queries queries, const uint16_t* k, const GateState* gate, Rope rope,
+                       Queries queries, const typename Format::Unit* k, const GateState* gate, Rope rope,
                        float* all_scores, LogSum* parts, bool keys_stay) {
   release_successor();
   constexpr uint32_t kFours = kHeads / 4;
@@ -134,7 +135,10 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const uint32_t begin = s.n_init, splits = own_blocks.count, split = block_of_heads() - own_blocks.first;
   const uint32_t stride = splits * warps * kTileKeys;
 
-  const uint16_t* const own_keys = k + (uint64_t(heads_table[local_head].first) + begin) * p.head_dim + t * 8;
+  using Unit = typename Format::Unit;
+  const uint32_t row_units = Format::row_units(p.head_dim);
+  const Unit* const own_keys =
+      k + (uint64_t(heads_table[local_head].first) + begin) * row_units + t * Format::kChunkUnits;
   uint4* const own_ring = ring + warp * 2 * kChunks * kWarp + lane;
   // Chunk j of row `row`, and of row `row` + 8, of a tile.
   const auto slot = [&](uint32_t stage, uint32_t half, uint32_t j) -> uint4& {
@@ -142,11 +146,11 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   };
   const auto fetch_half = [&](uint32_t stage, uint32_t half, uint32_t tile) {
     const uint32_t at = tile + row + 8 * half;
-    const uint16_t* const from = own_keys + uint64_t(at < n ? at : 0) * p.head_dim;
+    const Unit* const from = own_keys + uint64_t(at < n ? at : 0) * row_units;
 #pragma unroll
     for (uint32_t j = 0; j < kChunks; ++j) {
       const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
-      copy_async<16>(&slot(stage, half, j), from + (valid ? j * 32 : 0), valid);
+      copy_async<16>(&slot(stage, half, j), from + (valid ? j * 4 * Format::kChunkUnits : 0), valid);
     }
   };
   const auto fetch = [&](uint32_t stage, uint32_t tile) {
@@ -213,7 +217,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     float products[kFours][4] = {};  // high and low for row `row` and for row `row` + 8
 #pragma unroll
     for (uint32_t j = 0; j < kChunks; ++j) {
-      const uint4 a = slot(stage, 0, j), b = slot(stage, 1, j);
+      const uint4 a = Format::halves(slot(stage, 0, j)), b = Format::halves(slot(stage, 1, j));
 #pragma unroll
       for (uint32_t four = 0; four < kFours; ++four) {
         multiply_f16(products[four], {a.x, b.x, a.y, b.y}, query[four][j].x, query[four][j].y);
@@ -254,7 +258,7 @@ ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
           std::max(1u, l.card.multiprocessors / (p.heads * passes))};
 }
 
-template <uint32_t kChunks, uint32_t kHeads>
+template <typename Format, uint32_t kChunks, uint32_t kHeads>
 static void score(const Launch& l, const TokenScore& op) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
@@ -272,27 +276,29 @@ static void score(const Launch& l, const TokenScore& op) {
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
   const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
-  launch(l, token_score_kernel<kChunks, kHeads>, dim3(parts.each, p.heads, passes), warps * kWarp,
+  launch(l, token_score_kernel<Format, kChunks, kHeads>, dim3(parts.each, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, parts.heads, p,
-         Queries{data<float>(op.q), sums, slices}, data<uint16_t>(op.k.values), gate, rope,
+         Queries{data<float>(op.q), sums, slices}, data<typename Format::Unit>(op.k.values), gate, rope,
          data<float>(op.scores), parts.sums, keys_stay(l, op.k.values));
 }
 
-template <uint32_t kChunks>
+template <typename Format, uint32_t kChunks>
 static void score(const Launch& l, const TokenScore& op) {
   if (score_heads_at_once(op.p.group) == 4)
-    score<kChunks, 4>(l, op);
+    score<Format, kChunks, 4>(l, op);
   else
-    score<kChunks, 8>(l, op);
+    score<Format, kChunks, 8>(l, op);
 }
 
 void token_score_before_vote(const Launch& l, const TokenScore& op) {
-  if (op.p.head_dim <= 64)
-    score<2>(l, op);
-  else if (op.p.head_dim <= 128)
-    score<4>(l, op);
-  else
-    score<8>(l, op);
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    if (op.p.head_dim <= 64)
+      score<Format, 2>(l, op);
+    else if (op.p.head_dim <= 128)
+      score<Format, 4>(l, op);
+    else
+      score<Format, 8>(l, op);
+  });
 }
 
 void token_score(const Launch& l, const TokenScore& op) {
