@@ -67,6 +67,9 @@ function(thimble_shaders target list)
     set(header ${output}/${CMAKE_MATCH_2}.h)
     set(shader ${CMAKE_MATCH_2})
     separate_arguments(defines UNIX_COMMAND "${CMAKE_MATCH_4}")
+    if(THIMBLE_TESTS)
+      list(APPEND defines THIMBLE_TEST_FORMATS)
+    endif()
     list(TRANSFORM defines PREPEND -D)
     add_custom_command(
       OUTPUT ${header}

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "backends/kv_formats.h"
 #include "backends/vulkan/recording.h"
 #include "base/bits.h"
 

@@ -167,7 +167,8 @@ void attend_pool(Recording& r, const Attention& op) {
     r.dispatch(
         op.sinks ? Shader::kAttendPoolSinks : Shader::kAttendPool,
         {p.head_dim, work.passes.heads, p.rope.mode, p.rope.pairing, p.rope.n_rot, aligned ? 1u : 0u,
-         work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0},
+         work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0,
+         kv_format_number(op.k.type)},
         {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
          reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
         push, work.parts, p.heads, work.passes.count);

@@ -4,7 +4,11 @@
 namespace thimble::vulkan {
 namespace {
 
-bool is_half(const KvArray& a) { return !a || a.type == DType::kF16; }
+// Whether there are shaders for arrays of a layer, which have one format; a chunk may be empty.
+template <typename... Arrays>
+bool stores(const KvArray& a, const Arrays&... others) {
+  return has_kv_format(a.type) && ((!others || others.type == a.type) && ...);
+}
 bool attends(uint32_t head_dim, const Limits& l) {
   return head_dim % 2 == 0 && head_dim <= most_attention_head_dim(l);
 }
@@ -14,29 +18,26 @@ bool scores(uint32_t head_dim, const Limits& l) {
 
 struct Supports {
   const Limits& limits;
-  bool operator()(const KvAppend& o) const { return is_half(o.k) && is_half(o.v); }
+  bool operator()(const KvAppend& o) const { return stores(o.k, o.v); }
   bool operator()(const KvView& o) const {
-    return o.p.head_dim % 2 == 0 && is_half(o.pool_k) && is_half(o.pool_v) && is_half(o.chunk_k) &&
-           is_half(o.chunk_v);
+    return o.p.head_dim % 2 == 0 && stores(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
   }
   bool operator()(const Attention& o) const {
-    return attends(o.p.head_dim, limits) && is_half(o.k) && is_half(o.v);
+    const bool is_view = o.p.source == kFromView;
+    return attends(o.p.head_dim, limits) && stores(o.k, o.v) && (!is_view || o.k.type == DType::kF16);
   }
   bool operator()(const KvCompact& o) const {
-    return o.p.head_dim % 2 == 0 && is_half(o.chunk_k) && is_half(o.chunk_v) && is_half(o.k) && is_half(o.v);
+    return o.p.head_dim % 2 == 0 && stores(o.k, o.v, o.chunk_k, o.chunk_v);
   }
-  bool operator()(const KvMerge& o) const { return o.p.head_dim % 2 == 0 && is_half(o.k) && is_half(o.v); }
-  bool operator()(const TokenScore& o) const { return scores(o.p.head_dim, limits) && is_half(o.k); }
-  bool operator()(const PageBounds& o) const { return o.p.head_dim % 2 == 0 && is_half(o.k); }
+  bool operator()(const KvMerge& o) const { return o.p.head_dim % 2 == 0 && stores(o.k, o.v); }
+  bool operator()(const TokenScore& o) const { return scores(o.p.head_dim, limits) && stores(o.k); }
+  // f16 bounds would round those of other formats
+  bool operator()(const PageBounds& o) const { return o.p.head_dim % 2 == 0 && o.k.type == DType::kF16; }
   bool operator()(const PageScore& o) const { return scores(o.p.head_dim, limits); }
-  bool operator()(const Label& o) const {
-    return o.p.head_dim % 2 == 0 && is_half(o.k) && is_half(o.chunk_k);
-  }
-  bool operator()(const KeyDiff& o) const {
-    return scores(o.p.head_dim, limits) && is_half(o.k) && is_half(o.chunk_k);
-  }
+  bool operator()(const Label& o) const { return o.p.head_dim % 2 == 0 && stores(o.k, o.chunk_k); }
+  bool operator()(const KeyDiff& o) const { return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k); }
   bool operator()(const QueryScore& o) const {
-    return scores(o.p.head_dim, limits) && is_half(o.k) && is_half(o.chunk_k);
+    return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k);
   }
   template <typename Any>
   bool operator()(const Any&) const {

@@ -7,7 +7,8 @@
 namespace thimble::vulkan {
 
 void key_diff(Recording& r, const KeyDiff& op) {
-  const uint32_t lanes = r.limits().subgroup_size, threads = std::max(128u, lanes);
+  const uint32_t lanes = r.limits().subgroup_size, threads = std::max(128u, lanes),
+                 format = kv_format_number(op.k.type);
   const View &k = op.k.values, &chunk_k = op.chunk_k.values;
   const uint64_t row = kv_bytes(op.k.type, op.p.head_dim), chunk = op.p.chunk_capacity * row;
   const uint32_t groups = std::min(op.p.blocks, r.limits().max_groups);
@@ -20,9 +21,9 @@ void key_diff(Recording& r, const KeyDiff& op) {
       push.p.first_head = first;
       push.p.heads = heads;
       const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads);
-      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 0},
+      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 0, format},
                  {reads(run), reads(rows), writes(op.sums), writes({}), writes({})}, push, groups, heads);
-      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 1},
+      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 1, format},
                  {reads(run), reads(rows), reads(op.sums), writes(op.cis), writes(op.chunk_cis)}, push,
                  groups, heads);
     });

@@ -19,12 +19,12 @@ void kv_append(Recording& r, const KvAppend& op) {
     } push{op.p, window};
     push.p.first_head = first;
     push.p.heads = heads;
-    r.dispatch(
-        Shader::kKvAppend,
-        {op.p.rope.mode == kRopeOriginal ? 1u : 0u, op.p.into == kIntoPool ? 1u : 0u, op.positions ? 1u : 0u},
-        {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos), writes(op.saturated),
-         reads(op.positions)},
-        push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
+    r.dispatch(Shader::kKvAppend,
+               {op.p.rope.mode == kRopeOriginal ? 1u : 0u, op.p.into == kIntoPool ? 1u : 0u,
+                op.positions ? 1u : 0u, kv_format_number(op.k.type)},
+               {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos),
+                writes(op.saturated), reads(op.positions)},
+               push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
   };
   if (op.p.into == kIntoPool) {
     for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {
@@ -44,7 +44,8 @@ bool norm_append(Recording& r, const RmsNorm& q, const RmsNorm& k, const KvAppen
   if (op.p.head_dim % 2 || op.k.values.bytes / entry_bytes > most_entries(r.limits(), entry_bytes))
     return false;
   const NormAppendParams params{.append = op.p, .query_heads = q.p.groups, .eps = q.p.eps};
-  r.dispatch(Shader::kNormAppend, {kThreads, op.p.head_dim, op.p.rope.mode == kRopeOriginal},
+  r.dispatch(Shader::kNormAppend,
+             {kThreads, op.p.head_dim, op.p.rope.mode == kRopeOriginal, kv_format_number(op.k.type)},
              {writes(op.qkv), reads(op.rope), writes(op.k.values), writes(op.v.values), writes(op.pos),
               writes(op.saturated), reads(q.weight), reads(k.weight)},
              params, q.p.groups + 2 * op.p.heads);

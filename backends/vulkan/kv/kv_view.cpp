@@ -7,7 +7,7 @@ namespace thimble::vulkan {
 void kv_view(Recording& r, const KvView& op) {
   constexpr uint32_t kRows = 8;  // rows per workgroup
   const uint64_t row = kv_bytes(op.pool_k.type, op.p.head_dim), chunk = op.p.chunk_capacity * row,
-                 view = op.p.view_capacity * row;
+                 view = op.p.view_capacity * kv_bytes(DType::kF16, op.p.head_dim);
   const uint32_t groups =
       std::min(static_cast<uint32_t>(ceil_div(op.p.view_capacity, kRows)), r.limits().max_groups);
   const View &pool_k = op.pool_k.values, &pool_v = op.pool_v.values;
@@ -20,7 +20,7 @@ void kv_view(Recording& r, const KvView& op) {
           } push{op.p, window};
           push.p.first_head = first;
           push.p.heads = heads;
-          r.dispatch(Shader::kKvView, {op.p.head_dim, op.list ? 1u : 0u},
+          r.dispatch(Shader::kKvView, {op.p.head_dim, op.list ? 1u : 0u, kv_format_number(op.pool_k.type)},
                      {reads(window.of(pool_k, row)), reads(window.of(pool_v, row)),
                       reads(of_heads(op.chunk_k.values, chunk, first, heads)),
                       reads(of_heads(op.chunk_v.values, chunk, first, heads)), reads(op.list), reads(op.rope),

@@ -20,8 +20,8 @@ void page_bounds(Recording& r, const PageBounds& op) {
       PageBoundsParams p;
       RunWindow window;
     } push{p, window};
-    r.dispatch(Shader::kPageBounds, {}, {reads(window.of(k, entry_bytes)), writes(op.bounds)}, push, groups,
-               p.heads);
+    r.dispatch(Shader::kPageBounds, {kv_format_number(op.k.type)},
+               {reads(window.of(k, entry_bytes)), writes(op.bounds)}, push, groups, p.heads);
   });
 }
 

@@ -64,7 +64,7 @@ void label(Recording& r, const Label& op) {
     const View k = window.of(op.k.values, entry_bytes);
     for_tiles(r, ceil_div(vectors, kVectors), product * kVectors * keys, [&](uint32_t first, uint32_t tiles) {
       push.first_tile = first;
-      r.dispatch(Shader::kLabelSums, {p.head_dim, op.sinks ? 1u : 0u},
+      r.dispatch(Shader::kLabelSums, {p.head_dim, op.sinks ? 1u : 0u, kv_format_number(op.k.type)},
                  {reads(k), reads(op.chunk_k.values), reads(op.range), reads(queries), reads(found),
                   reads(op.sinks), writes(op.lse)},
                  push, tiles, p.heads);
@@ -72,7 +72,8 @@ void label(Recording& r, const Label& op) {
     for_tiles(r, ceil_div(p.label_capacity, kKeys), product * kKeys * static_cast<double>(vectors),
               [&](uint32_t first, uint32_t tiles) {
                 push.first_tile = first;
-                r.dispatch(Shader::kLabelEntries, {p.head_dim, op.worth ? 1u : 0u},
+                r.dispatch(Shader::kLabelEntries,
+                           {p.head_dim, op.worth ? 1u : 0u, kv_format_number(op.k.type)},
                            {reads(k), reads(op.range), reads(queries), reads(found), reads(op.lse),
                             reads(op.worth), writes(op.max_logit), writes(op.log_prob)},
                            push, tiles, p.heads);

@@ -83,7 +83,7 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const Vi
     r.dispatch(shader,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
                 p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts, p.equal_heads,
-                static_cast<uint32_t>(clears.bytes / sizeof(uint32_t))},
+                static_cast<uint32_t>(clears.bytes / sizeof(uint32_t)), kv_format_number(op.k.type)},
                {reads(op.q), reads(sums), reads(window.of(k, entry_bytes)), reads(op.rope), reads(op.gate),
                 writes(op.scores), writes(parts), writes(counters_of(r, passes, p.heads)), writes(op.lse),
                 writes(clears)},

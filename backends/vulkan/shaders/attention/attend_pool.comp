@@ -10,7 +10,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #include "../../pool_parts.h"
-#include "../half.glsl"
+#define KV_FORMAT_ID 11
+#include "../kv_format.glsl"
 #include "../soft_cap.glsl"
 #include "../step.glsl"
 
@@ -71,7 +72,7 @@ const bool kByList = kMode == kRopeList;
 // A unit is four pairs of channels. For the scores, thread (place, side) handles units side, side + kSides,
 // ... of keys place and place + kPlaces of a tile. A key rotates by its index in the tile, so a thread's
 // angles stay the same, and the query rotates by the remaining difference.
-const uint kWords = kHeadDim / 2;  // per row
+const uint kWords = KV_ROW_WORDS(kHeadDim);  // per row
 const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
 // For the softmax, a subgroup handles whole heads: gl_SubgroupID, and further ones in steps of kSubgroups.
@@ -205,7 +206,7 @@ void main() {
       if (unit >= kUnits) continue;
       vec4 x[kKeysEach], y[kKeysEach];
       [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
-        unpack_halves(keys[i * kUnitsEach + u], x[i], y[i]);
+        kv_eight(keys[i * kUnitsEach + u], x[i], y[i]);
         sort_pairs(x[i], y[i], unit);
         if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * kWords, unit);
         if (!kByList) continue;
@@ -260,7 +261,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
       const uint at = first_value() + i;
       if (!kEvenSlices && at >= kTile) continue;
-      const vec4 value = vec4(unpackHalf2x16(values[i].x), unpackHalf2x16(values[i].y));
+      const vec4 value = kv_four(values[i]);
       if (more) values[i] = load_quad(v_start + entries[next_slot + at] * kWords, thread % kQuads);
       [[unroll]] for (uint four = 0; four < kHeadQuads; ++four) {
         const vec4 of_heads = weights[at * kHeadQuads + four];

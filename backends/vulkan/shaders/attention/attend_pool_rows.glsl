@@ -16,21 +16,21 @@ void sort_pairs(inout vec4 x, inout vec4 y, uint unit) {
   y = vec4(low.yw, high.yw);
 }
 
-uint k_half(uint row, uint c) { return c < kHeadDim ? k[row + c / 2] >> c % 2 * 16 & 0xffff : 0; }
+uint k_bits(uint row, uint c) { return c < kHeadDim ? kv_bits(k[row + c / 2], c) : 0; }
 
-// The halves of a unit of a key; `row` is the key's first word.
+// The words of a unit of a key; `row` is the key's first word.
 uvec4 load_unit(uint row, uint unit) {
   if (kAligned) {
     const uvec2 quads = row / 2 + unit_quads(unit);
     return uvec4(k2[quads.x], k2[quads.y]);
   }
-  uvec4 halves;
+  uvec4 words;
   [[unroll]] for (uint i = 0; i < 2; ++i) {
     const uint pair = unit * 4 + i * 2;
-    halves[i] = k_half(row, channels_of(pair).x) | k_half(row, channels_of(pair + 1).x) << 16;
-    halves[i + 2] = k_half(row, channels_of(pair).y) | k_half(row, channels_of(pair + 1).y) << 16;
+    words[i] = kv_word(k_bits(row, channels_of(pair).x), k_bits(row, channels_of(pair + 1).x));
+    words[i + 2] = kv_word(k_bits(row, channels_of(pair).y), k_bits(row, channels_of(pair + 1).y));
   }
-  return halves;
+  return words;
 }
 // The angles of a unit in a row of the table; pairs that do not rotate are unchanged.
 void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {

@@ -10,6 +10,8 @@ layout(constant_id = 0) const uint kThreads = 128;  // a multiple of kLanes
 layout(constant_id = 1) const uint kLanes = 32;     // of a subgroup
 layout(constant_id = 2) const uint kHeadDim = 128;
 layout(constant_id = 3) const bool kScores = false;  // the second dispatch
+#define KV_FORMAT_ID 4
+#include "../kv_format.glsl"
 #include "../lanes.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };             // the window's runs
@@ -23,15 +25,15 @@ layout(push_constant) uniform Push {
   uint base[5];
 } push;
 
-const uint kWords = kHeadDim / 2;  // of a key
+const uint kWords = KV_ROW_WORDS(kHeadDim);  // of a key
 shared float inverse[kKeyDiffBlock];
 shared vec2 total[kWords];
 
 // Two channels of an entry's key.
 vec2 channels(HeadState own, uint entry, uint word) {
-  if (entry < own.n_entries) return unpackHalf2x16(k[push.base[0] + (run_start(own, push.window) + entry) * kWords + word]);
+  if (entry < own.n_entries) return kv_two(k[push.base[0] + (run_start(own, push.window) + entry) * kWords + word]);
   const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
-  return unpackHalf2x16(chunk_k[push.base[1] + row * kWords + word]);
+  return kv_two(chunk_k[push.base[1] + row * kWords + word]);
 }
 
 // Where the sum of a block of the head begins.

@@ -1,8 +1,8 @@
-// kv_append: appends the step's k and v rows to the pool or the chunk buffer. Values beyond f16's range are
-// counted and clamped.
+// kv_append: appends the step's k and v rows to the pool or the chunk buffer.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "../half.glsl"
+#define KV_FORMAT_ID 3
+#include "../kv_format.glsl"
 #include "../step.glsl"
 
 layout(local_size_x = 128) in;
@@ -38,11 +38,7 @@ uint element(uint column, uint i, bool of_k) {
   float x = qkv[at + c];
   if (kRotates && of_k && c < push.p.rope.n_rot)
     x = rotated(c, x, qkv[at + partner_of(c)], rope_angle(uint(step.position) + row, pair_of(c)));
-  if (x < -kLargestHalf || x > kLargestHalf) {
-    ++beyond;
-    x = x < 0 ? -kLargestHalf : kLargestHalf;
-  }
-  return to_half(x);
+  return kv_bits(x, beyond);
 }
 
 // One thread per two elements of k, or of v, that share a word.
@@ -61,7 +57,7 @@ void main() {
   // low is -1, a large number, if start is odd
   const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;
   const uint column = (of_k ? push.p.k_column : push.p.v_column) + head * push.p.head_dim;
-  const uint both = element(column, low, of_k) | element(column, high, of_k) << 16;
+  const uint both = kv_word(element(column, low, of_k), element(column, high, of_k));
   if (low < n && high < n) {
     if (of_k)
       k[push.base[2] + word] = both;

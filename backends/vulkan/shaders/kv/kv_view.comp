@@ -1,7 +1,8 @@
 // kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "../half.glsl"
+#define KV_FORMAT_ID 2
+#include "../kv_format.glsl"
 #include "../step.glsl"
 
 layout(local_size_x = 128) in;
@@ -30,13 +31,13 @@ layout(push_constant) uniform Push {
 #define LIST_CAPACITY push.p.list_capacity
 #include "../list.glsl"
 
-const uint kWords = kHeadDim / 2;  // per row
+const uint kWords = kHeadDim / 2;  // per row of the view
 
 // Word i of an entry; `from` is the entry's first word in pool or chunk.
 uint k_word(bool pooled, uint from, uint i) {
   return pooled ? pool_k[push.base[0] + from + i] : chunk_k[push.base[2] + from + i];
 }
-float k_channel(bool pooled, uint from, uint c) { return half_in(k_word(pooled, from, c / 2), c); }
+float k_channel(bool pooled, uint from, uint c) { return kv_channel(k_word(pooled, from, c / 2), c); }
 
 // A workgroup makes 8 rows of the view at a time. A thread makes the same two channels of all heads, which
 // have the same angles.
@@ -55,8 +56,8 @@ void main() {
         if (index >= list_count(push.p.first_head + head, step_entries(step, own)) || !is_in(own, push.window)) continue;
         const uint entry = list_entry(push.p.first_head + head, index);
         const bool pooled = entry < own.n_entries;
-        const uint from = kWords * (pooled ? run_start(own, push.window) + entry
-                                           : head * push.p.chunk_capacity + entry - own.n_entries);
+        const uint from = KV_ROW_WORDS(kHeadDim) * (pooled ? run_start(own, push.window) + entry
+                                                           : head * push.p.chunk_capacity + entry - own.n_entries);
         uint bits = k_word(pooled, from, word);
         if (rotates) {
           if (!has_angles) {
@@ -64,13 +65,15 @@ void main() {
             high = rope_angle(index, pair_of(c + 1));
             has_angles = true;
           }
-          const vec2 x = unpackHalf2x16(bits);
+          const vec2 x = kv_two(bits);
           bits = pack_halves(rotated(c, x.x, k_channel(pooled, from, partner_of(c)), low),
                              rotated(c + 1, x.y, k_channel(pooled, from, partner_of(c + 1)), high));
+        } else {
+          bits = kv_halves(bits);
         }
         const uint to = (head * push.p.view_capacity + row) * kWords + word;
         view_k[push.base[6] + to] = bits;
-        view_v[push.base[7] + to] = pooled ? pool_v[push.base[1] + from + word] : chunk_v[push.base[3] + from + word];
+        view_v[push.base[7] + to] = kv_halves(pooled ? pool_v[push.base[1] + from + word] : chunk_v[push.base[3] + from + word]);
       }
     }
 }

@@ -4,7 +4,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-#include "../half.glsl"
+#define KV_FORMAT_ID 3
+#include "../kv_format.glsl"
 #include "../step.glsl"
 #include "kv_params.h"
 
@@ -34,16 +35,12 @@ layout(push_constant) uniform Push {
 shared float vector[kHeadDim];
 uint beyond = 0;  // among a thread's elements
 
-// A channel of the key or value as f16.
+// The bits of a channel of the key or value.
 uint element(uint c, bool of_k) {
   float x = vector[c];
   if (kRotates && of_k && c < ROPE.n_rot)
     x = rotated(c, x, vector[partner_of(c)], rope_angle(uint(step.position), pair_of(c)));
-  if (x < -kLargestHalf || x > kLargestHalf) {
-    ++beyond;
-    x = x < 0 ? -kLargestHalf : kLargestHalf;
-  }
-  return to_half(x);
+  return kv_bits(x, beyond);
 }
 
 void main() {
@@ -80,7 +77,7 @@ void main() {
   const uint entry = state.first + state.n_entries;
   if (of_k && thread == 0) pos[push.base[4] + entry] = step.position;
   for (uint w = thread; w < kHeadDim / 2; w += kThreads) {
-    const uint both = element(2 * w, of_k) | element(2 * w + 1, of_k) << 16, to = entry * (kHeadDim / 2) + w;
+    const uint both = kv_word(element(2 * w, of_k), element(2 * w + 1, of_k)), to = entry * KV_ROW_WORDS(kHeadDim) + w;
     if (of_k)
       k[push.base[2] + to] = both;
     else

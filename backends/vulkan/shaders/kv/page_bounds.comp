@@ -1,7 +1,8 @@
-// page_bounds: the smallest and the largest value of each channel of a page's keys, as the stored bits.
+// page_bounds: the smallest and the largest value of each channel of a page's keys, as f16.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "../half.glsl"
+#define KV_FORMAT_ID 0
+#include "../kv_format.glsl"
 #include "../step.glsl"
 
 layout(local_size_x = 128) in;
@@ -27,7 +28,7 @@ void main() {
     const uint first = page * push.p.page, end = min(first + push.p.page, n);
     vec2 low = vec2(uintBitsToFloat(0x7f800000)), high = -low;
     for (uint entry = first; entry < end; ++entry) {
-      const vec2 x = unpackHalf2x16(k[push.base[0] + (run_start(own, push.window) + entry) * words + word]);
+      const vec2 x = kv_two(k[push.base[0] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(push.p.head_dim) + word]);
       for (uint c = 0; c < 2; ++c) {
         if (x[c] < low[c]) low[c] = x[c];
         if (x[c] > high[c]) high[c] = x[c];

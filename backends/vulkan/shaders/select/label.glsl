@@ -6,6 +6,8 @@
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
+#define KV_FORMAT_ID 2
+#include "../kv_format.glsl"
 
 // found: the number of marked rows, their indices, and the logarithms of their lengths.
 uint marked_rows() { return found[FOUND_BASE]; }
@@ -46,17 +48,17 @@ void load_vectors(uint head, uint first, uint count, uint slab) {
   }
 }
 void put_key_word(uint i, uint word) {
-  const vec2 x = unpackHalf2x16(word);
+  const vec2 x = kv_two(word);
   const uint at = i / (kSlab / 2) * kRow + i % (kSlab / 2) * 2;
   of_keys[at] = x.x;
   of_keys[at + 1] = x.y;
 }
 // Loads n keys of the pool from the head's entry on.
 void load_keys(HeadState state, uint entry, uint n, uint slab) {
-  const uint start = K_BASE + (run_start(state, push.window) + entry) * (kHeadDim / 2);
+  const uint start = K_BASE + (run_start(state, push.window) + entry) * KV_ROW_WORDS(kHeadDim);
   for (uint i = gl_LocalInvocationIndex; i < kKeys * kSlab / 2; i += 128) {
     const uint key = i / (kSlab / 2), word = slab / 2 + i % (kSlab / 2);
-    put_key_word(i, key < n && word < kHeadDim / 2 ? k[start + key * (kHeadDim / 2) + word] : 0);
+    put_key_word(i, key < n && word < kHeadDim / 2 ? k[start + key * KV_ROW_WORDS(kHeadDim) + word] : 0);
   }
 }
 // Adds the slab's products to z, for vector j with the keys i.

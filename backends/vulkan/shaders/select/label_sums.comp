@@ -30,10 +30,10 @@ layout(push_constant) uniform Push {
 #include "label.glsl"
 
 void load_chunk_keys(uint head, uint row, uint n, uint slab) {
-  const uint start = push.base[1] + (head * push.p.chunk_capacity + row) * (kHeadDim / 2);
+  const uint start = push.base[1] + (head * push.p.chunk_capacity + row) * KV_ROW_WORDS(kHeadDim);
   for (uint i = gl_LocalInvocationIndex; i < kKeys * kSlab / 2; i += 128) {
     const uint key = i / (kSlab / 2), word = slab / 2 + i % (kSlab / 2);
-    put_key_word(i, key < n && word < kHeadDim / 2 ? chunk_k[start + key * (kHeadDim / 2) + word] : 0);
+    put_key_word(i, key < n && word < kHeadDim / 2 ? chunk_k[start + key * KV_ROW_WORDS(kHeadDim) + word] : 0);
   }
 }
 

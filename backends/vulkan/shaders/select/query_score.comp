@@ -29,7 +29,8 @@ layout(push_constant) uniform Push {
 } push;
 #define ROPE push.p.rope
 #define ROPE_BASE push.base[3]
-#include "../half.glsl"
+#define KV_FORMAT_ID 1
+#include "../kv_format.glsl"
 #include "../log_sum.glsl"
 #include "../rope.glsl"
 #include "../soft_cap.glsl"
@@ -40,9 +41,9 @@ shared float shared_logits[kVectors][kQueryScoreTile];
 
 float channel_of(HeadState own, uint entry, uint channel) {
   if (entry < own.n_entries)
-    return half_in(k[push.base[1] + ((run_start(own, push.window) + entry) * kHeadDim + channel) / 2], channel);
+    return kv_channel(k[push.base[1] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(kHeadDim) + channel / 2], channel);
   const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
-  return half_in(chunk_k[push.base[2] + (row * kHeadDim + channel) / 2], channel);
+  return kv_channel(chunk_k[push.base[2] + row * KV_ROW_WORDS(kHeadDim) + channel / 2], channel);
 }
 
 vec2 turn(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }

@@ -35,7 +35,8 @@ layout(push_constant) uniform Push {
 #define LIST_BASE push.base[3]
 #define LIST_CAPACITY push.p.list_capacity
 #include "../exp.glsl"
-#include "../half.glsl"
+#define KV_FORMAT_ID 2
+#include "../kv_format.glsl"
 #include "../list.glsl"
 #include "../log_sum.glsl"
 #include "../rope.glsl"
@@ -88,8 +89,8 @@ void multiply(uint tile) {
     const uint i = min(tile * kQueryScoreTile + first_entry + e, span.count - 1);
     const uint entry = list_entry(head, entry_of(span, i));
     pooled[e] = entry < own.n_entries;
-    rows[e] = pooled[e] ? push.base[1] + (run_start(own, push.window) + entry) * (kHeadDim / 2)
-                        : push.base[2] + (gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries) * (kHeadDim / 2);
+    rows[e] = pooled[e] ? push.base[1] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(kHeadDim)
+                        : push.base[2] + (gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries) * KV_ROW_WORDS(kHeadDim);
   }
   vec4 sum[kEntries];
   [[unroll]] for (uint e = 0; e < kEntries; ++e) sum[e] = vec4(0);
@@ -100,7 +101,7 @@ void multiply(uint tile) {
                y = vec4(turned[0][c.y], turned[1][c.y], turned[2][c.y], turned[3][c.y]);
     [[unroll]] for (uint e = 0; e < kEntries; ++e) {
       const uvec2 at = rows[e] + c / 2, words = pooled[e] ? uvec2(k[at.x], k[at.y]) : uvec2(chunk_k[at.x], chunk_k[at.y]);
-      vec2 key = vec2(half_in(words.x, c.x), half_in(words.y, c.y));
+      vec2 key = vec2(kv_channel(words.x, c.x), kv_channel(words.y, c.y));
       if (turns) key = turn(key, rope_row(first_entry + e, pair));
       sum[e] += key.x * x + key.y * y;
     }

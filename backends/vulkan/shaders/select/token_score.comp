@@ -51,7 +51,7 @@ void main() {
   if (kLeavesParts && part == 0)  // parts that do not exist must be empty for the shader that reads all parts
     for (uint i = thread; i < heads * kMostScoreParts; i += 128)
       if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
-  const uint half_size = kAligned ? kUnits : kHeadDim / 2, row_size = kRowsOfUnit * half_size;
+  const uint half_size = kAligned ? KEY_WORDS / 4 : KEY_WORDS, row_size = kRowsOfUnit * half_size;
   const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(own, push.p.first_head + local_head) * row_size;
   uvec4 keys[kRounds * kLoads];  // of the next tile
   [[unroll]] for (uint k_at = 0; k_at < kRounds * kLoads; ++k_at) {
@@ -82,10 +82,10 @@ void main() {
         const uint unit = side + kSides * u;
         vec4 low, high;  // the unit's channels
         const uint k_at = r * kLoads + u * kRowsOfUnit;
-        unpack_halves(keys[k_at], low, high);
+        read_unit(keys[k_at], low, high);
 #ifdef PAGES
         vec4 most_low, most_high;
-        unpack_halves(keys[k_at + 1], most_low, most_high);
+        read_unit(keys[k_at + 1], most_low, most_high);
         if (unit < kUnits) keys[k_at + 1] = k_unit(row + next * row_size + half_size, unit);
 #endif
         if (unit < kUnits) keys[k_at] = k_unit(row + next * row_size, unit);

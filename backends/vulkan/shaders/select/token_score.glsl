@@ -4,7 +4,8 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "../../pool_parts.h"
-#include "../half.glsl"
+#define KV_FORMAT_ID 12
+#include "../kv_format.glsl"
 #include "../log_sum.glsl"
 #include "../step.glsl"
 
@@ -53,6 +54,8 @@ layout(push_constant) uniform Push {
 
 #ifdef PAGES
 const uint kRowsOfUnit = 2;  // the smallest and the largest value
+#define KEY_WORDS (kHeadDim / 2)
+#define read_unit unpack_halves
 // Bounds are those of rotated keys, so the query is rotated to its own position.
 bool rotates_query() { return kMode == kRopeOriginal; }
 uint score_position() { return uint(step.position); }
@@ -61,6 +64,8 @@ uint units_of(HeadState own) { return units(step_entries(step, own), push.p.page
 #else
 #include "score_query.glsl"
 const uint kRowsOfUnit = 1;
+#define KEY_WORDS KV_ROW_WORDS(kHeadDim)
+#define read_unit kv_eight
 bool rotates_query() { return true; }
 uint first_row(HeadState own, uint head) { return run_start(own, push.window); }
 uint units_of(HeadState own) { return step_entries(step, own); }

@@ -138,8 +138,9 @@ void store_keys() {
     const uint at = i * kLanes + gl_SubgroupInvocationID, key = gl_SubgroupID * kSize + at / kUnits;
     if (at >= kSize * kUnits) continue;
     const uint to = key * kStride + at % kUnits * 2;
-    tile[to] = f16vec4(unpackFloat2x16(keys[i].x), unpackFloat2x16(keys[i].y));
-    tile[to + 1] = f16vec4(unpackFloat2x16(keys[i].z), unpackFloat2x16(keys[i].w));
+    const uvec4 halves = kv_halves(keys[i]);
+    tile[to] = f16vec4(unpackFloat2x16(halves.x), unpackFloat2x16(halves.y));
+    tile[to + 1] = f16vec4(unpackFloat2x16(halves.z), unpackFloat2x16(halves.w));
   }
 }
 
