@@ -30,8 +30,9 @@ const KvKernels& kv_kernels() {
 }
 
 const KvFormat* kv_format(DType type) {
-  for (const KvFormat& format : kv_kernels().formats)
-    if (format.type == type) return &format;
+  const KvKernels& kernels = kv_kernels();
+  for (uint32_t i = 0; i < kernels.n_formats; ++i)
+    if (kernels.formats[i].type == type) return kernels.formats + i;
   return nullptr;
 }
 

@@ -32,7 +32,8 @@ struct KvFormat {
 };
 
 struct KvKernels {
-  KvFormat formats[2];
+  const KvFormat* formats;
+  uint32_t n_formats;
   // y = x as f16 for n values: the bounds of pages.
   void (*narrow)(const float* x, uint16_t* y, uint32_t n);
 

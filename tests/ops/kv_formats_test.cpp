@@ -1,60 +1,85 @@
-// Ops and the formats of keys and values: the same numbers give the same bits whatever their format, on the
-// CPU, which has formats besides f16.
+// Ops and the formats of keys and values: the same numbers give the same bits whatever their format. bf16 is
+// the format that only tests use, on all devices; the CPU has f32 as well.
+#include <bit>
+
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
 namespace {
 
-// Not a multiple of the widest vector, and more entries than a tile has.
-constexpr uint32_t kDim = 72, kHeads = 2, kGroup = 2, kQueries = kHeads * kGroup, kCapacity = 100, kHeld = 90,
-                   kRows = 3, kColumns = (kQueries + 2 * kHeads) * kDim;
-constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 64};
+// More entries than a tile has.
+constexpr uint32_t kHeads = 2, kCapacity = 100, kHeld = 90, kRows = 3;
+
+// The widths that choose how kernels read rows.
+struct Shape {
+  uint32_t head_dim, group;
+  RopeParams rope;
+};
+constexpr Shape kShapes[] = {
+    {72, 2, {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 64}},  // not a multiple of the widest vector
+    {64, 8, {.mode = kRopeList, .pairing = kRopeAdjacent, .n_rot = 64}},  // matrix units, if there are any
+    {40, 2, {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 20}},    // one channel at a time
+};
 
 class KvFormats : public OpTest {
  protected:
-  void SetUp() override {
-    OpTest::SetUp();
-    size_for(kHeads, kGroup, kDim, session_of(heads(), kRows, kCapacity + kRows, kCapacity));
-  }
   static std::vector<HeadState> heads() { return equal_heads(kHeads, kCapacity, kHeld, 80); }
+  std::vector<DType> other_formats() {
+    std::vector<DType> formats;
+    for (const DType type : {DType::kBF16, DType::kF32})
+      if (const KvArray a{View(), type}; device().supports(KvMerge{.k = a, .v = a, .p = {.head_dim = 72}}))
+        formats.push_back(type);
+    return formats;
+  }
 
-  // Rows of these numbers, which f16 can hold, in a format.
-  KvArray array(DType type, const std::vector<uint16_t>& numbers) {
-    if (type == DType::kF16) return {inout(numbers), type};
-    std::vector<float> wide(numbers.size());
-    std::transform(numbers.begin(), numbers.end(), wide.begin(), f16_to_f32);
-    return {inout(wide), type};
+  // Numbers that all formats can hold: bf16 has 8 significant bits.
+  static std::vector<float> exact(Random& random, size_t count) {
+    std::vector<float> numbers(count);
+    for (float& x : numbers) x = (static_cast<float>(random.below(257)) - 128) / 128;
+    return numbers;
+  }
+  // Rows of these numbers in a format.
+  KvArray array(DType type, const std::vector<float>& numbers) {
+    if (type == DType::kF32) return {inout(numbers), type};
+    std::vector<uint16_t> stored(numbers.size());
+    for (size_t i = 0; i < numbers.size(); ++i)
+      stored[i] = type == DType::kF16 ? f32_to_f16(numbers[i])
+                                      : static_cast<uint16_t>(std::bit_cast<uint32_t>(numbers[i]) >> 16);
+    return {inout(stored), type};
   }
   std::vector<float> numbers(const KvArray& a) {
     if (a.type == DType::kF32) return get<float>(a.values);
     const auto stored = get<uint16_t>(a.values);
     std::vector<float> wide(stored.size());
-    std::transform(stored.begin(), stored.end(), wide.begin(), f16_to_f32);
+    std::transform(stored.begin(), stored.end(), wide.begin(),
+                   a.type == DType::kF16 ? f16_to_f32 : bf16_to_f32);
     return wide;
   }
 
   // What all ops make of the same pool and chunk in one format, op by op.
-  std::vector<std::vector<float>> results(DType type) {
+  std::vector<std::vector<float>> results(const Shape& shape, DType type) {
     clear();
+    const uint32_t head_dim = shape.head_dim, group = shape.group, queries = kHeads * group,
+                   columns = (queries + 2 * kHeads) * head_dim;
+    size_for(kHeads, group, head_dim, session_of(heads(), kRows, kCapacity + kRows, kCapacity));
     Random random{7};
-    const auto rows = [&](uint64_t count) { return array(type, halves(random.floats(count * kDim, -1, 1))); };
+    const auto rows = [&](uint64_t count) { return array(type, exact(random, count * head_dim)); };
     const KvArray k = rows(kHeads * kCapacity), v = rows(kHeads * kCapacity), chunk_k = rows(kHeads * kRows),
                   chunk_v = rows(kHeads * kRows);
-    std::vector<float> projected(kRows * kColumns);  // keys and values that f16 can hold
-    for (float& x : projected) x = f16_to_f32(f32_to_f16(random.uniform(-1, 1)));
+    const std::vector<float> projected = exact(random, kRows * columns);
     std::vector<int32_t> positions(kHeads * kCapacity);
     for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(2 * (i % kCapacity));
-    const View qkv = input(projected), rope = input(Rotation{.n_rot = 64}.table(kCapacity)),
+    const View qkv = inout(projected), rope = input(Rotation{.n_rot = shape.rope.n_rot}.table(kCapacity)),
                pos = inout(positions), cis = inout(random.floats(kHeads * kCapacity)),
                chunk_pos = inout(std::vector<int32_t>(kHeads * kRows, 200)),
                chunk_cis = inout(random.floats(kHeads * kRows)), saturated = inout(std::vector<uint32_t>(1)),
-               y = output<float>(kRows * kQueries * kDim), scores = output<float>(kQueries * kCapacity),
-               lse = output<float>(kQueries),
-               sums = output<float>(kHeads * kRows * kGroup * kQueryScoreSums + kHeads * kDim),
-               view_k = output<float>(kHeads * kCapacity * kDim),
-               view_v = output<float>(kHeads * kCapacity * kDim),
+               y = output<float>(kRows * queries * head_dim), scores = output<float>(queries * kCapacity),
+               lse = output<float>(queries),
+               sums = output<float>(kHeads * kRows * group * kQueryScoreSums + kHeads * head_dim),
+               view_k = output<std::byte>(kHeads * kCapacity * head_dim * view_element_bytes()),
+               view_v = output<std::byte>(kHeads * kCapacity * head_dim * view_element_bytes()),
                marked = input(std::vector<uint32_t>(kRows, 1)),
-               range = input(std::vector<uint32_t>{2, 5, 80, 85}), row_sums = output<float>(kRows * kQueries),
+               range = input(std::vector<uint32_t>{2, 5, 80, 85}), row_sums = output<float>(kRows * queries),
                logits = inout(std::vector<float>(kHeads * kCapacity, -100)),
                logs = inout(std::vector<float>(kHeads * kCapacity, -100));
     const StepParams chunk{.n_rows = kRows, .position = kHeld, .n_init = 2, .n_local = 10, .select_k = 20};
@@ -70,15 +95,15 @@ class KvFormats : public OpTest {
       for (const View& view : made) all.push_back(get<float>(view));
     };
     QueryScoreParams query{.heads = kHeads,
-                           .group = kGroup,
-                           .head_dim = kDim,
-                           .row_stride = kColumns,
+                           .group = group,
+                           .head_dim = head_dim,
+                           .row_stride = columns,
                            .chunk_capacity = kRows,
                            .kind = kQueryRows,
                            .rows = kRows,
                            .sinks = 2,
                            .scale = 0.1f,
-                           .rope = kRope};
+                           .rope = shape.rope};
     after(chunk, QueryScore{qkv, k, chunk_k, {}, rope, {}, sums, cis, {}, query}, {cis});
     query.kind = kQueryLast;
     query.rows = 1;
@@ -90,7 +115,7 @@ class KvFormats : public OpTest {
                   sums,
                   cis,
                   chunk_cis,
-                  {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kRows, .blocks = 1}},
+                  {.heads = kHeads, .head_dim = head_dim, .chunk_capacity = kRows, .blocks = 1}},
           {cis, chunk_cis});
     after(chunk,
           TokenScore{qkv,
@@ -100,14 +125,14 @@ class KvFormats : public OpTest {
                      scores,
                      lse,
                      {.heads = kHeads,
-                      .group = kGroup,
-                      .head_dim = kDim,
-                      .row_stride = kColumns,
+                      .group = group,
+                      .head_dim = head_dim,
+                      .row_stride = columns,
                       .score_capacity = kCapacity,
                       .scale = 1,
-                      .rope = kRope}},
+                      .rope = shape.rope}},
           {lse});
-    RopeParams original = kRope;
+    RopeParams original = shape.rope;
     original.mode = kRopeOriginal;
     after(chunk,
           Label{qkv,
@@ -123,9 +148,9 @@ class KvFormats : public OpTest {
                 logits,
                 logs,
                 {.heads = kHeads,
-                 .group = kGroup,
-                 .head_dim = kDim,
-                 .row_stride = kColumns,
+                 .group = group,
+                 .head_dim = head_dim,
+                 .row_stride = columns,
                  .chunk_capacity = kRows,
                  .label_capacity = kCapacity,
                  .scale = 0.1f,
@@ -142,33 +167,59 @@ class KvFormats : public OpTest {
                  view_k,
                  view_v,
                  {.heads = kHeads,
-                  .head_dim = kDim,
+                  .head_dim = head_dim,
                   .chunk_capacity = kRows,
                   .view_capacity = kCapacity,
-                  .rope = kRope}},
+                  .rope = shape.rope}},
           {});
     for (const View& view : {view_k, view_v}) {  // the rest of the view is poison
-      const auto shown = get<float>(view);
+      const std::vector<float> shown = numbers({view, view_element_bytes() == 2 ? DType::kF16 : DType::kF32});
       for (uint32_t head = 0; head < kHeads; ++head)
-        all.emplace_back(&shown[head * kCapacity * kDim], &shown[(head * kCapacity + kHeld + kRows) * kDim]);
+        all.emplace_back(&shown[head * kCapacity * head_dim],
+                         &shown[(head * kCapacity + kHeld + kRows) * head_dim]);
     }
-    after(token,
-          KvAppend{qkv,
-                   rope,
-                   k,
-                   v,
-                   pos,
-                   saturated,
-                   {.heads = kHeads,
-                    .head_dim = kDim,
-                    .row_stride = kColumns,
-                    .k_column = kQueries * kDim,
-                    .v_column = (kQueries + kHeads) * kDim,
-                    .into = kIntoPool,
-                    .rope = kRope}},
-          {});
+    KvAppend append{qkv,
+                    rope,
+                    chunk_k,
+                    chunk_v,
+                    chunk_pos,
+                    saturated,
+                    {.heads = kHeads,
+                     .head_dim = head_dim,
+                     .row_stride = columns,
+                     .k_column = queries * head_dim,
+                     .v_column = (queries + kHeads) * head_dim,
+                     .chunk_capacity = kRows,
+                     .into = kIntoChunk,
+                     .rope = shape.rope}};
+    after(chunk, append, {});
+    all.push_back(numbers(chunk_k));
+    all.push_back(numbers(chunk_v));
+    append.k = k;
+    append.v = v;
+    append.pos = pos;
+    append.p.into = kIntoPool;
+    after(token, append, {});
+    // With the norms before it, in one program of one row: of keys of length sqrt(head_dim), so that the
+    // normed keys are exact as well.
+    std::vector<float> signs = projected;
+    for (uint32_t c = 0; c < (queries + kHeads) * head_dim; ++c) signs[c] = random.below(2) ? 1.0f : -1.0f;
+    put(qkv, signs);
+    const View weight = input(exact(random, head_dim));
+    const auto norm = [&](uint32_t column, uint32_t groups) {
+      const View own = qkv.slice(column * sizeof(float), qkv.bytes - column * sizeof(float));
+      return RmsNorm{own, weight, own, {.cols = head_dim, .groups = groups, .row_stride = columns}};
+    };
+    std::vector<HeadState> longer = heads();
+    for (HeadState& head : longer) ++head.n_entries;
+    run(token, longer, 1, [&](Recorder& r) {
+      r.record(norm(0, queries));
+      r.record(norm(append.p.k_column, kHeads));
+      r.record(append);
+    });
     all.push_back(numbers(k));
     all.push_back(numbers(v));
+    put(qkv, projected);
     Attention attention{.q = qkv,
                         .k = k,
                         .v = v,
@@ -178,29 +229,30 @@ class KvFormats : public OpTest {
                         .y = y,
                         .ml = {},
                         .p = {.heads = kHeads,
-                              .group = kGroup,
-                              .head_dim = kDim,
-                              .row_stride = kColumns,
-                              .y_stride = kQueries * kDim,
+                              .group = group,
+                              .head_dim = head_dim,
+                              .row_stride = columns,
+                              .y_stride = queries * head_dim,
                               .source = kFromPool,
                               .scale = 0.1f,
-                              .rope = kRope}};
+                              .rope = shape.rope}};
     after(token, attention, {});
     const auto attended = get<float>(y);
-    all.emplace_back(attended.begin(), attended.begin() + kQueries * kDim);
+    all.emplace_back(attended.begin(), attended.begin() + queries * head_dim);
     const uint32_t capacity = kCapacity + 1;
     const std::vector<uint32_t> list = some_entries(random, kHeld + kRows, 60, kRows);
     after(chunk,
-          KvCompact{input(lists({list, list}, capacity)),
-                    chunk_k,
-                    chunk_v,
-                    chunk_pos,
-                    chunk_cis,
-                    k,
-                    v,
-                    pos,
-                    cis,
-                    {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kRows, .list_capacity = capacity}},
+          KvCompact{
+              input(lists({list, list}, capacity)),
+              chunk_k,
+              chunk_v,
+              chunk_pos,
+              chunk_cis,
+              k,
+              v,
+              pos,
+              cis,
+              {.heads = kHeads, .head_dim = head_dim, .chunk_capacity = kRows, .list_capacity = capacity}},
           {cis});
     all.push_back(numbers(k));
     all.push_back(numbers(v));
@@ -209,49 +261,86 @@ class KvFormats : public OpTest {
       for (uint32_t i = 0; i < kRows; ++i)
         positions[head * kCapacity + 77 + i] = 21 + 20 * static_cast<int32_t>(i);
     put(pos, positions);
-    after(chunk, KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = kDim}}, {cis});
+    after(chunk, KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = head_dim}}, {cis});
     all.push_back(numbers(k));
     all.push_back(numbers(v));
     return all;
   }
 };
-INSTANTIATE_TEST_SUITE_P(On, KvFormats, ::testing::Values("cpu"), device_test_name);
+THIMBLE_OP_TESTS(KvFormats);
 
 TEST_P(KvFormats, TheSameNumbersGiveTheSameBits) {
-  const auto of_halves = results(DType::kF16), of_floats = results(DType::kF32);
-  ASSERT_EQ(of_halves.size(), of_floats.size());
-  for (size_t i = 0; i < of_halves.size(); ++i) EXPECT_EQ(of_halves[i], of_floats[i]) << "result " << i;
+  for (const uint32_t i : fewer({0, 1, 2}, {0, 2}, {0})) {
+    SCOPED_TRACE(kShapes[i].head_dim);
+    const auto of_halves = results(kShapes[i], DType::kF16);
+    for (const DType type : other_formats()) {
+      SCOPED_TRACE(dtype_info(type).name);
+      const auto others = results(kShapes[i], type);
+      ASSERT_EQ(of_halves.size(), others.size());
+      for (size_t r = 0; r < others.size(); ++r) EXPECT_EQ(of_halves[r], others[r]) << "result " << r;
+    }
+  }
 }
 
-// Numbers that f16 rounds or cannot hold.
-TEST_P(KvFormats, FloatsAreStoredAsTheyAre) {
+TEST_P(KvFormats, IncludeOneThatIsNotF16) {
+  const std::vector<DType> formats = other_formats();
+  EXPECT_EQ(std::count(formats.begin(), formats.end(), DType::kBF16), 1);
+}
+
+// Numbers that a format rounds or cannot hold.
+TEST_P(KvFormats, RoundToNearestWithinTheirRange) {
+  constexpr uint32_t kDim = 72;
   std::vector<float> row(2 * kDim, 0.1f);
   row[3] = 1e9f;
   row[kDim + 5] = -70000;
-  const KvArray k{output<float>(kDim), DType::kF32}, v{output<float>(kDim), DType::kF32};
-  const View saturated = inout(std::vector<uint32_t>(1));
-  run({.n_rows = 1}, 1, [&](Recorder& r) {
-    r.record(KvAppend{
-        input(row),
-        {},
-        k,
-        v,
-        output<int32_t>(1),
-        saturated,
-        {.heads = 1, .head_dim = kDim, .row_stride = 2 * kDim, .v_column = kDim, .chunk_capacity = 1}});
-  });
-  EXPECT_EQ(get<float>(k.values), std::vector<float>(row.begin(), row.begin() + kDim));
-  EXPECT_EQ(get<float>(v.values), std::vector<float>(row.begin() + kDim, row.end()));
-  EXPECT_EQ(get<uint32_t>(saturated)[0], 0u);
+  struct Stored {
+    DType type;
+    float tenth, large, larger;  // 0.1, 1e9 and -70000
+    uint32_t saturated;
+  };
+  // bf16 has 7 bits after the leading one: 0.1 = 1.1001100|11.. * 2^-4 rounds up to 205 / 2^11, 1e9 =
+  // 1.1101110|01.. * 2^29 down to 238 * 2^22, and 70000 = 1.0001000|10111.. * 2^16 up to 137 * 2^9. f16 has
+  // 10 bits: 0.1 rounds down to 1638 / 2^14.
+  const Stored all[] = {{DType::kF16, 1638 / 16384.0f, 65504, -65504, 2},
+                        {DType::kBF16, 205 / 2048.0f, 238 * 4194304.0f, -137 * 512.0f, 0},
+                        {DType::kF32, 0.1f, 1e9f, -70000, 0}};
+  const std::vector<DType> others = other_formats();
+  for (const Stored& s : all) {
+    if (s.type != DType::kF16 && !std::count(others.begin(), others.end(), s.type)) continue;
+    SCOPED_TRACE(dtype_info(s.type).name);
+    clear();
+    const KvArray k{output<std::byte>(kv_bytes(s.type, kDim)), s.type},
+        v{output<std::byte>(kv_bytes(s.type, kDim)), s.type};
+    const View saturated = inout(std::vector<uint32_t>(1));
+    run({.n_rows = 1}, 1, [&](Recorder& r) {
+      r.record(KvAppend{
+          input(row),
+          {},
+          k,
+          v,
+          output<int32_t>(1),
+          saturated,
+          {.heads = 1, .head_dim = kDim, .row_stride = 2 * kDim, .v_column = kDim, .chunk_capacity = 1}});
+    });
+    std::vector<float> keys(kDim, s.tenth), values = keys;
+    keys[3] = s.large;
+    values[5] = s.larger;
+    EXPECT_EQ(numbers(k), keys);
+    EXPECT_EQ(numbers(v), values);
+    EXPECT_EQ(get<uint32_t>(saturated)[0], s.saturated);
+  }
 }
 
 TEST_P(KvFormats, AreRefusedWhereAnOpLacksThem) {
-  const KvArray floats{output<float>(kDim), DType::kF32}, blocks{output<float>(kDim), DType::kQ8_0};
-  EXPECT_TRUE(device().supports(KvMerge{.k = floats, .v = floats}));
-  EXPECT_FALSE(device().supports(KvMerge{.k = floats, .v = blocks}));
-  EXPECT_FALSE(device().supports(PageBounds{.k = floats}));  // f16 bounds would not hold them
-  const KvArray halves{output<uint16_t>(kDim), DType::kF16};
-  EXPECT_FALSE(device().supports(KvCompact{.chunk_k = halves, .chunk_v = halves, .k = floats, .v = floats}));
+  constexpr uint32_t kDim = 72;
+  const KvArray halves{View(), DType::kF16}, brains{View(), DType::kBF16}, blocks{View(), DType::kQ8_0};
+  EXPECT_TRUE(device().supports(KvMerge{.k = halves, .v = halves, .p = {.head_dim = kDim}}));
+  EXPECT_FALSE(device().supports(KvMerge{.k = blocks, .v = blocks, .p = {.head_dim = kDim}}));
+  EXPECT_FALSE(
+      device().supports(PageBounds{.k = brains, .p = {.head_dim = kDim}}));  // f16 bounds would not hold them
+  const KvArray rows{output<uint16_t>(kDim), DType::kF16};
+  EXPECT_FALSE(device().supports(
+      KvCompact{.chunk_k = rows, .chunk_v = rows, .k = brains, .v = brains, .p = {.head_dim = kDim}}));
 }
 
 }  // namespace

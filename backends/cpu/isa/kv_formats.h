@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backends/cpu/isa/vector.h"
+#include "base/dtype.h"
 
 #if !defined(__F16C__)
 #include "base/bits.h"
@@ -39,6 +40,8 @@ inline void store_some(T* p, Vec v, uint32_t n) {
 
 // f16. Values beyond its range are replaced by its largest number and counted; NaN stays.
 struct HalfRows {
+  static constexpr DType kType = DType::kF16;
+
   // Channels [c, c + kLanes) of a row, or the first n < kLanes of them and zeros.
   static Vec load(const std::byte* row, uint32_t c) { return load_halves(row + c * sizeof(uint16_t)); }
   static Vec load_some(const std::byte* row, uint32_t c, uint32_t n) {
@@ -64,6 +67,8 @@ struct HalfRows {
 
 // f32: the rows of the view that prefill attends to.
 struct FloatRows {
+  static constexpr DType kType = DType::kF32;
+
   static Vec load(const std::byte* row, uint32_t c) {
     return cpu::load(reinterpret_cast<const float*>(row) + c);
   }
@@ -75,6 +80,40 @@ struct FloatRows {
     return 0;
   }
 };
+
+#ifdef THIMBLE_TEST_FORMATS
+// bf16: the format that only tests use, on all backends.
+struct BrainRows {
+  static constexpr DType kType = DType::kBF16;
+
+  static Vec load(const std::byte* row, uint32_t c) {
+    return reinterpret_cast<Vec>(load_words(row + c * sizeof(uint16_t)) << 16);
+  }
+  static Vec load_some(const std::byte* row, uint32_t c, uint32_t n) {
+    uint16_t lanes[kLanes] = {};
+    __builtin_memcpy(lanes, row + c * sizeof(uint16_t), n * sizeof(uint16_t));
+    return load(reinterpret_cast<const std::byte*>(lanes), 0);
+  }
+  static uint32_t store_row(const float* x, std::byte* row, uint32_t n) {
+    for (uint32_t c = 0; c < n; ++c) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, x + c, sizeof bits);
+      const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
+      const uint16_t y = x[c] == x[c] ? static_cast<uint16_t>(rounded) : 0x7fc0;
+      __builtin_memcpy(row + c * sizeof y, &y, sizeof y);
+    }
+    return 0;
+  }
+};
+#endif
+
+template <typename... Formats>
+struct FormatList {};
+#ifdef THIMBLE_TEST_FORMATS
+using AllFormats = FormatList<HalfRows, FloatRows, BrainRows>;
+#else
+using AllFormats = FormatList<HalfRows, FloatRows>;
+#endif
 
 template <typename Format>
 void load_row(const std::byte* row, float* y, uint32_t n) {

@@ -297,19 +297,28 @@ void vote(const float* s, uint64_t stride, uint32_t rows, const float* lse, uint
 }
 
 template <typename Format>
-constexpr KvFormat format(DType type) {
-  return {.type = type,
+constexpr KvFormat format() {
+  return {.type = Format::kType,
           .store_row = Format::store_row,
           .load_row = load_row<Format>,
           .load_tile = load_tile<Format>,
           .add_rows = add_rows<Format>};
 }
 
+template <typename List>
+struct FormatTable;
+template <typename... Formats>
+struct FormatTable<FormatList<Formats...>> {
+  static constexpr KvFormat kRows[] = {format<Formats>()...};
+  static constexpr uint32_t kCount = sizeof...(Formats);
+};
+
 }  // namespace
 
 extern const KvKernels THIMBLE_KV_KERNELS;
 const KvKernels THIMBLE_KV_KERNELS = {
-    .formats = {format<HalfRows>(DType::kF16), format<FloatRows>(DType::kF32)},
+    .formats = FormatTable<AllFormats>::kRows,
+    .n_formats = FormatTable<AllFormats>::kCount,
     .narrow = narrow,
     .rotate_tile = rotate_tile,
     .multiply_tile = multiply_tile,
