@@ -65,6 +65,18 @@ struct KvArray {
 // Bytes of this many channels of one entry.
 inline uint64_t kv_bytes(DType type, uint32_t head_dim) { return dtype_bytes(type, head_dim); }
 
+// The state of one recurrent mixer in each slot. A step reads slot state_from and writes slot state_to of
+// StepParams.
+struct StateArray {
+  View block0;               // the state in slot 0
+  uint64_t slot_stride = 0;  // bytes between slots, a multiple of 4
+  uint32_t slots = 0;
+  // From the state in slot 0 to the end of the state in the last slot; between two states may be others.
+  View all() const {
+    return {block0.buffer, block0.offset, (slots ? slots - 1 : 0) * slot_stride + block0.bytes};
+  }
+};
+
 // ---- the shapes from which a device computes its needs ----
 
 struct MatrixShape {
@@ -202,6 +214,19 @@ struct ExpertLinear {
 struct Activation {
   Out x;  // [rows][cols]
   ActivationParams p;
+};
+// A causal convolution of each channel between two gates, over the step's rows and the rows before them:
+//   u_t = x_t * times_t
+//   y_t = gate_t * sum over j < taps of w[j] * u_(t - taps + 1 + j),
+// where x, times and gate are columns of x. w[0] meets the oldest row. The state is the tail: the last taps -
+// 1 rows of u, oldest first. From kNoState they are zeros. The tail after the step consists of rows of the
+// tail before it if the step has fewer rows.
+struct ShortConv {
+  In x;             // [rows][x_stride]
+  In w;             // f32 [channels][taps]
+  StateArray tail;  // f32 [taps - 1][channels]
+  Out y;            // [rows][y_stride]
+  ShortConvParams p;
 };
 // Appends k and v rows as f16, and their positions. Values beyond f16's range become its largest number.
 struct KvAppend {
@@ -448,6 +473,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(ExpertGlu, expert_glu, kOnAll)       \
   OP(ExpertLinear, expert_linear, kOnAll) \
   OP(Activation, activation, kOnAll)      \
+  OP(ShortConv, short_conv, kOnCpu)       \
   OP(KvAppend, kv_append, kOnAll)         \
   OP(SinkScore, sink_score, kOnAll)       \
   OP(CisStore, cis_store, kOnAll)         \

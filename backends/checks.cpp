@@ -92,6 +92,16 @@ class Checker {
     need("x", o.x, rows() * o.p.cols * kWord);
   }
 
+  void operator()(const ShortConv& o) {
+    const ShortConvParams& p = o.p;
+    if (p.taps < 2 || p.taps > kMostTaps) refuse("was recorded with a number of taps that it lacks");
+    const uint64_t columns = uint64_t(std::max({p.x_column, p.times_column, p.gate_column})) + p.channels;
+    need("x", o.x, strided(rows(), p.x_stride, columns));
+    need("w", o.w, uint64_t(p.channels) * p.taps * kWord);
+    state("tail", o.tail, uint64_t(p.taps - 1) * p.channels * kWord);
+    need("y", o.y, strided(rows(), p.y_stride, p.channels));
+  }
+
   void operator()(const KvAppend& o) {
     const KvAppendParams& p = o.p;
     const uint64_t columns = std::max(p.k_column, p.v_column) + last(p) * p.head_dim;
@@ -468,6 +478,15 @@ class Checker {
     }
   }
 
+  // Checks that the state has so many bytes in each slot.
+  void state(const char* operand, const StateArray& s, uint64_t bytes) {
+    need(operand, s.block0, bytes);
+    need(operand, s.all(), 0);
+    if (s.slots == 0 || s.slot_stride % kWord != 0 || (s.slots > 1 && s.slot_stride < bytes))
+      refuse("was recorded with slots that do not hold its state");
+    bounds_.slots.narrow(s.slots, name_);
+  }
+
   // Checks that a matrix is [rows][cols], that its type allows so many columns, and that all its bytes exist.
   void matrix(const Weight& w, uint32_t rows, uint32_t cols) {
     if (!status_.ok()) return;
@@ -632,6 +651,16 @@ void check_head(const HeadBounds& b, uint32_t number, const StepParams& step, co
   check_selection(b, step, head, excess);
 }
 
+// Checks the slots of a step whose program has states. A step that fails leaves the slot that it read as it
+// was, unless there is only one.
+Status check_slots(const Bound& slots, const StepParams& step) {
+  const bool reads = step.state_from < slots.most || step.state_from == kNoState;
+  const bool in_place = step.state_from == step.state_to && slots.most > 1;
+  if (reads && step.state_to < slots.most && !in_place) return {};
+  return error(Code::kInternal, "%s has %" PRIu64 " slots, and a step reads slot %u and writes slot %u",
+               slots.op, slots.most, step.state_from, step.state_to);
+}
+
 }  // namespace
 
 Status check_op(const Op& op, const DeviceInfo& device, ProgramBounds& bounds) {
@@ -648,6 +677,8 @@ Status check_submit(const Program& program, const ProgramBounds& bounds, uint32_
   if (step.n_rows > bounds.max_rows || step.n_logit_rows > std::min(bounds.max_rows, kMostLogitRows))
     return error(Code::kInternal, "a step of %u rows and %u rows of logits, in a program for %u", step.n_rows,
                  step.n_logit_rows, bounds.max_rows);
+  if (bounds.slots.most != UINT64_MAX)
+    if (Status status = check_slots(bounds.slots, step); !status.ok()) return status;
   Excess excess;
   excess.look(bounds.rows, step.n_rows, "rows");
   excess.look(bounds.positions, positions(step), "positions");

@@ -51,6 +51,7 @@ struct ProgramBounds {
   Bound positions;        // positions in the text, including the step's rows
   Bound source_rows[2];   // first_logit_row plus the rows of a copy, by CopyParams::rows
   Bound ring_rows[2];     // ring_row plus the rows of a copy
+  Bound slots;            // slots of the states
   std::vector<HeadBounds> heads;
 };
 

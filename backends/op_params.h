@@ -8,7 +8,13 @@
 #include <cstdint>
 namespace thimble {
 typedef uint32_t uint;
+#define THIMBLE_DEFAULT(value) = value
+#else
+#define THIMBLE_DEFAULT(value)  // GLSL has no default values
 #endif
+
+// As StepParams::state_from: all zeros.
+#define kNoState 0xffffffffu
 
 // Values that change from submit to submit. They are in device memory, followed by the table of HeadState, so
 // a recorded program can be replayed.
@@ -26,6 +32,10 @@ struct StepParams {
   uint n_logit_rows;     // tail: number of rows that get logits
   uint ring_row;         // decode: row of the ring that stores the retainer's inputs for this token
   uint seed;             // random retention
+  // recurrent mixers: the slots of the states before and after this step's rows
+  uint state_from THIMBLE_DEFAULT(kNoState);  // kNoState: zeros, before the text
+  uint state_to
+      THIMBLE_DEFAULT(kNoState);  // a slot, and another one than state_from unless there is only one
 };
 
 // The run of one KV head's entries in its layer's arrays. `head_state` in op parameters is the table row of
@@ -155,6 +165,17 @@ struct ExpertLinearParams {
 struct ActivationParams {
   uint cols;
   uint act;
+};
+
+// The largest number of taps of short_conv.
+#define kMostTaps 8u
+
+struct ShortConvParams {
+  uint channels;
+  uint taps;  // rows that a row of the output depends on, including its own: 2 to kMostTaps
+  uint x_column, times_column, gate_column;  // columns of a row of x where each one's channels begin
+  uint x_stride;                             // elements between rows of x
+  uint y_stride;                             // elements between rows of y
 };
 
 // The heads that an op works on. A backend with limited bindings calls the op for a few heads at a time.

@@ -28,7 +28,7 @@ struct StreamState {
   // The bytes of binding 0 in shaders (shaders/step.glsl). In both C++ and GLSL there is no padding between
   // the two.
   uint64_t step_bytes() const { return sizeof(StepParams) + heads * sizeof(HeadState); }
-  static_assert(sizeof(StepParams) == 11 * sizeof(uint32_t) && sizeof(HeadState) == 6 * sizeof(uint32_t));
+  static_assert(sizeof(StepParams) == 13 * sizeof(uint32_t) && sizeof(HeadState) == 6 * sizeof(uint32_t));
 
   std::shared_ptr<Context> context;
   Timeline timeline;
