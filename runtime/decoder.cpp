@@ -76,6 +76,23 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
   add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
 }
 
+void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
+  const uint32_t d = shape_.d_model;
+  linear(l.recorder, l.input(), d, m.in, {}, at_.qkv, 3 * d, false);
+  l.recorder.record(ShortConv{.x = at_.qkv,
+                              .w = weights_.of(m.conv),
+                              .tail = at_.states[l.layer],
+                              .y = at_.attention,
+                              .p = {.channels = d,
+                                    .taps = m.taps(),
+                                    .x_column = 2 * d,
+                                    .times_column = 0,
+                                    .gate_column = d,
+                                    .x_stride = 3 * d,
+                                    .y_stride = d}});
+  add_branch(l.recorder, at_.attention, m.out, {}, l.model_layer().post_norm);
+}
+
 void Decoder::project_qkv(const LayerStep& l) const {
   Recorder& r = l.recorder;
   const AttentionMixer& m = l.attention();
@@ -316,7 +333,7 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   Recorder& r = l.recorder;
   linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
   r.record(Route{.logits = at_.router_logits,
-                 .bias = {},
+                 .bias = weights_.of(f.choice_bias),
                  .first = at_.expert_first,
                  .row = at_.expert_row,
                  .weight = at_.expert_weight,

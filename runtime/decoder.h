@@ -55,6 +55,7 @@ class Decoder {
   void embed(Recorder&) const;
   void layer_block(const LayerStep&, Step) const;
   void mix(const LayerStep&, Step, const AttentionMixer&) const;
+  void mix(const LayerStep&, Step, const ShortConvMixer&) const;
   void project_qkv(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   bool grows_queries() const;

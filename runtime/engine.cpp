@@ -224,6 +224,8 @@ void Engine::fill(const Step& step, const SequenceState& state) {
   params.ring_row = state.unscored;
   params.n_logit_rows = step.n_logit_rows;
   params.first_logit_row = step.first_logit_row;
+  params.state_from = state.state_slot;
+  params.state_to = state.free_slot();
   policies_.retention->fill(plan_.options, params);
   policies_.selection->fill(plan_.options, state.generation, params);
   command_.params = params;
@@ -251,6 +253,7 @@ void Engine::fill_heads(const Step& step, const SequenceState& state) {
 
 void Engine::count_entries(SequenceState& state) const {
   uint64_t dropped = 0;
+  if (plan_.dimensions.state_slots && command_.params.n_rows) state.state_slot = command_.params.state_to;
   for (size_t i = 0; i < state.entries.size(); ++i) {
     const uint32_t entries = command_.heads[i].n_entries + command_.params.n_rows;
     state.entries[i] = std::min(command_.heads[i].keep, entries);
@@ -262,6 +265,7 @@ void Engine::count_entries(SequenceState& state) const {
   state.evicted += dropped;
   ++state.evictions;
   state.last_eviction = state.read;
+  if (plan_.dimensions.state_slots) state.drop_snapshots();
 }
 
 std::span<const int32_t> Engine::arg_max(uint32_t rows) const {

@@ -12,6 +12,55 @@ void SequenceFields::forget_logits() {
   arg_max = -1;
 }
 
+uint32_t SequenceFields::free_slot() const {
+  const auto is_used = [&](uint32_t slot) {
+    return slot == state_slot ||
+           std::any_of(snapshots.begin(), snapshots.end(), [&](const Snapshot& s) { return s.slot == slot; });
+  };
+  uint32_t slot = 0;
+  while (is_used(slot)) ++slot;
+  return slot;
+}
+
+std::vector<uint32_t> SequenceFields::used_slots() const {
+  std::vector<uint32_t> slots;
+  if (state_slot != kNoState) slots.push_back(state_slot);
+  for (const Snapshot& s : snapshots)
+    if (s.slot != state_slot) slots.push_back(s.slot);
+  return slots;
+}
+
+void SequenceFields::number_slots() {
+  state_slot = read ? 0 : kNoState;
+  uint32_t next = 1;
+  for (Snapshot& s : snapshots) s.slot = s.position == read ? 0 : next++;
+}
+
+void SequenceFields::keep_states(bool ends_prompt, size_t most) {
+  constexpr uint64_t kSnapshotEvery = 4096;  // tokens
+  const uint64_t last = snapshots.empty() ? last_eviction : snapshots.back().position;
+  if (last == read && !snapshots.empty()) return;  // an eviction made one
+  if (!ends_prompt && read - last < kSnapshotEvery) return;
+  snapshots.push_back({read, state_slot, ends_prompt});
+  if (snapshots.size() <= most) return;
+  // Drop the snapshot whose neighbours are closest together, but never the latest end of a prompt.
+  size_t end_of_prompt = snapshots.size(), least = snapshots.size() - 1;
+  for (size_t i = 0; i < snapshots.size(); ++i)
+    if (snapshots[i].ends_prompt) end_of_prompt = i;
+  uint64_t closest = UINT64_MAX;
+  for (size_t i = 0; i + 1 < snapshots.size(); ++i) {
+    const uint64_t before = i ? snapshots[i - 1].position : last_eviction;
+    const uint64_t apart = snapshots[i + 1].position - before;
+    if (i != end_of_prompt && apart < closest) closest = apart, least = i;
+  }
+  snapshots.erase(snapshots.begin() + static_cast<ptrdiff_t>(least));
+}
+
+void SequenceFields::drop_snapshots() {
+  snapshots.assign(read ? 1 : 0, {read, state_slot, 1});
+  recent.clear();
+}
+
 const char* SequenceFields::fault(const Setting& setting, const Policies& policies,
                                   std::span<const HeadRun> runs) const {
   const SessionOptions& o = setting.options;
@@ -19,12 +68,13 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
   const uint64_t bound = o.context ? o.context : INT32_MAX;
   const auto unknown = [&](int32_t t) { return t < 0 || static_cast<uint32_t>(t) >= model.shape.vocab; };
   if (generation > INT32_MAX) return "it was evicted from more often than it may be";
-  if (read > bound || last_eviction > read || waiting.size() > uint64_t(o.chunk) + o.local + 1 ||
-      position() > bound)
+  const Dimensions& d = setting.dimensions;
+  if (read > bound || last_eviction > read || waiting.size() > d.most_waiting || position() > bound)
     return "it has more tokens than there may be";
   if (std::any_of(waiting.begin(), waiting.end(), unknown) ||
       std::any_of(unscored_tokens.begin(), unscored_tokens.end(), unknown))
     return "it has tokens that are not in the vocabulary";
+  if (const char* wrong = fault_of_states(d)) return wrong;
   if (unscored > policies.retention->upkeep_rows(o) || unscored > read ||
       unscored_tokens.size() != (policies.retention->reads_again() ? unscored : 0))
     return "it has more tokens without scores than there may be";
@@ -51,6 +101,21 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
   return nullptr;
 }
 
+const char* SequenceFields::fault_of_states(const Dimensions& d) const {
+  if (!d.state_slots)
+    return snapshots.empty() && recent.empty() ? nullptr : "it has states, and the model has none";
+  if (recent.size() != read - last_eviction) return "its recent tokens are not those since its last eviction";
+  if (snapshots.size() > d.state_slots - 2)
+    return "it has more states to return to than this session's budget has room for";
+  for (size_t i = 0; i < snapshots.size(); ++i)
+    if (snapshots[i].position > read || snapshots[i].ends_prompt > 1 ||
+        snapshots[i].position < (i ? snapshots[i - 1].position + 1 : std::max<uint64_t>(last_eviction, 1)))
+      return "the positions of its states do not ascend";
+  if (last_eviction && (snapshots.empty() || snapshots[0].position != last_eviction))
+    return "it has no states of its last eviction";
+  return nullptr;
+}
+
 SequenceState::SequenceState(size_t heads, Sampler its_sampler) : sampler(std::move(its_sampler)) {
   entries.resize(heads);
 }
@@ -64,17 +129,39 @@ void SequenceState::reset() {
   sampler.reset();
 }
 
-void SequenceState::rewind(uint64_t position) {
+// States cannot go back token by token. The tokens between the snapshot and the position wait to be read
+// again.
+void SequenceState::rewind_states(uint64_t position) {
+  while (!snapshots.empty() && snapshots.back().position > position) snapshots.pop_back();
+  const uint64_t restored = snapshots.empty() ? 0 : snapshots.back().position;
+  state_slot = snapshots.empty() ? kNoState : snapshots.back().slot;
+  const auto first = recent.begin() + static_cast<ptrdiff_t>(restored - last_eviction),
+             end = recent.begin() + static_cast<ptrdiff_t>(position - last_eviction);
+  waiting.assign(first, end);
+  recent.erase(first, recent.end());
+  drop_to(restored);
+}
+
+void SequenceState::rewind(uint64_t position, bool has_states) {
+  if (has_states) {
+    rewind_states(position);
+  } else {
+    waiting.clear();
+    drop_to(position);
+  }
+  sampler.rewind(position);
+}
+
+// Drops the entries of the tokens from this position on.
+void SequenceState::drop_to(uint64_t position) {
   const auto dropped = static_cast<uint32_t>(read - position);
   read = position;
-  waiting.clear();
   for (uint32_t& count : entries) count -= dropped;
   unscored -= std::min(unscored, dropped);
   unscored_tokens.resize(std::min<size_t>(unscored_tokens.size(), unscored));
   ++generation;
   attended = Attended::kUnknown;
   forget_logits();
-  sampler.rewind(position);
 }
 
 void SequenceState::restore(const SequenceFields& fields, const Sampler::Saved& saved) {
@@ -83,8 +170,9 @@ void SequenceState::restore(const SequenceFields& fields, const Sampler::Saved& 
 }
 
 uint64_t SequenceState::host_bytes() const {
-  return sampler.bytes() + (waiting.capacity() + unscored_tokens.capacity()) * sizeof(int32_t) +
-         entries.size() * sizeof(uint32_t);
+  return sampler.bytes() +
+         (waiting.capacity() + unscored_tokens.capacity() + recent.capacity()) * sizeof(int32_t) +
+         snapshots.capacity() * sizeof(Snapshot) + entries.size() * sizeof(uint32_t);
 }
 
 }  // namespace thimble

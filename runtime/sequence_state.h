@@ -40,6 +40,11 @@ struct SequenceFields : SequenceNumbers {
   std::vector<int32_t> waiting;          // tokens that were fed and are not read yet
   std::vector<int32_t> unscored_tokens;  // the tokens that `unscored` counts, if they are read again
   std::vector<uint32_t> entries;         // entries that each head holds
+  // Of models with recurrent layers only. The snapshots have ascending positions from the latest eviction on.
+  // A rewind restores one, and reads the recent tokens after it again.
+  std::vector<Snapshot> snapshots;
+  std::vector<int32_t> recent;     // the tokens that were read since the latest eviction
+  uint32_t state_slot = kNoState;  // the slot with the states after `read` tokens. Files number slots anew.
   // The fields below are not stored in files.
   uint32_t division = 0;  // index into Dimensions::divisions: how many entries heads keep
   uint32_t placed = 0;    // the division in which the runs are stored; equals `division` after an eviction
@@ -51,6 +56,19 @@ struct SequenceFields : SequenceNumbers {
   uint64_t position() const { return read + waiting.size(); }
   uint32_t most_entries() const;
   void forget_logits();
+  // A slot that holds neither the current states nor a snapshot.
+  uint32_t free_slot() const;
+  // The slots that hold states, first the current ones.
+  std::vector<uint32_t> used_slots() const;
+  // Numbers the slots as used_slots() lists them.
+  void number_slots();
+  // Makes a snapshot of the current states if a prompt ends here, or if many tokens were read since the last
+  // snapshot. There are at most `most` snapshots.
+  void keep_states(bool ends_prompt, size_t most);
+  // The current states become the only snapshot, since no earlier position can be reached.
+  void drop_snapshots();
+  // Why the fields of recurrent layers are not valid.
+  const char* fault_of_states(const Dimensions&) const;
   // Why these fields are not a valid state of a session with this setting and these runs. Null: they are
   // valid. The sizes of the lists of heads must agree.
   const char* fault(const Setting&, const Policies&, std::span<const HeadRun> runs) const;
@@ -65,9 +83,12 @@ struct SequenceState : SequenceFields {
   // Empties the state. The sampler keeps its options, and the lists keep their memory.
   void reset();
   // Forgets the tokens from this position on, and the waiting tokens. `position` is less than `read`.
-  void rewind(uint64_t position);
+  // `has_states`: the model has recurrent layers. Tokens that must be read again become waiting tokens.
+  void rewind(uint64_t position, bool has_states);
   // Continues from fields and a sampler that were checked.
   void restore(const SequenceFields&, const Sampler::Saved&);
+  void rewind_states(uint64_t position);
+  void drop_to(uint64_t position);
   // The host memory of the lists and the sampler, in bytes.
   uint64_t host_bytes() const;
 };

@@ -15,7 +15,11 @@ SequenceState new_state(const Engine& engine) {
   const Dimensions& d = engine.dimensions();
   SequenceState state(d.runs.size(),
                       Sampler(engine.model().output.rows, d.reach, engine.model().tokenizer.suppressed()));
-  state.waiting.reserve(uint64_t(o.chunk) + o.local + 1);
+  state.waiting.reserve(d.most_waiting);
+  if (d.state_slots) {
+    state.recent.reserve(d.most_recent);
+    state.snapshots.reserve(d.state_slots);
+  }
   if (engine.policies().retention->reads_again()) state.unscored_tokens.reserve(o.chunk);
   return state;
 }
@@ -65,7 +69,7 @@ Status Session::rewind(uint64_t position) {
                  "cannot rewind to position %llu: entries were evicted at position %llu and are gone",
                  static_cast<unsigned long long>(position),
                  static_cast<unsigned long long>(state_.last_eviction));
-  state_.rewind(position);
+  state_.rewind(position, engine_->dimensions().state_slots > 0);
   return {};
 }
 

@@ -146,6 +146,7 @@ class Session {
   void commit_chunk(const Run&);
   void commit_token();
   void note_logits();
+  void keep_states(bool ends_prompt);
   Run upkeep_run(bool then_evicts, bool ends_prompt);
   Run eviction_run(bool ends_prompt) const;
   Status upkeep();

@@ -13,7 +13,8 @@ namespace thimble {
 namespace {
 
 constexpr char kMagic[8] = {'t', 'h', 'i', 'm', 'b', 'l', 'e', 'S'};
-constexpr uint32_t kVersion = 1;
+// Files of recurrent models have version 2, which adds SavedStates and its lists.
+constexpr uint32_t kVersion = 1, kVersionWithStates = 2;
 
 struct SavedHead {
   char magic[8];
@@ -24,11 +25,18 @@ struct SavedHead {
   uint64_t random;
   char held_text[8];
 };
+struct SavedStates {
+  uint64_t snapshots, recent;
+};
+struct SavedSnapshot {
+  uint64_t position, ends_prompt;
+};
 struct SavedRun {
   uint32_t entries, keep, capacity;
 };
 // These structs are written as they are in memory. If a size changes, the version must be increased.
 static_assert(std::has_unique_object_representations_v<SavedRun> &&
+              std::has_unique_object_representations_v<SavedSnapshot> &&
               std::has_unique_object_representations_v<Sampler::Accepted>);
 static_assert(sizeof(SequenceNumbers) == 136 && sizeof(SamplerOptions) == 32 && sizeof(SavedHead) == 248);
 
@@ -44,6 +52,19 @@ bool read_values(ByteReader& in, uint64_t count, std::vector<T>& values) {
   values.resize(static_cast<size_t>(count));
   if (count) std::memcpy(values.data(), in.at(), values.size() * sizeof(T));
   return in.skip(count * sizeof(T));
+}
+
+bool read_states(ByteReader& in, SequenceFields& sequence) {
+  SavedStates counts;
+  std::vector<SavedSnapshot> snapshots;
+  if (!in.read(counts) || !read_values(in, counts.snapshots, snapshots) ||
+      !read_values(in, counts.recent, sequence.recent))
+    return false;
+  for (const SavedSnapshot& s : snapshots)
+    sequence.snapshots.push_back(
+        {s.position, 0, static_cast<uint32_t>(std::min<uint64_t>(s.ends_prompt, 2))});
+  sequence.number_slots();
+  return true;
 }
 
 bool read_settings(std::string_view text, std::vector<NamedSetting>& settings) {
@@ -62,7 +83,8 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
   for (const NamedSetting& setting : s.settings) settings += setting.name + " " + setting.value + "\n";
   SavedHead head{};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
-  head.version = kVersion;
+  const bool states = s.sequence.state_slot != kNoState;
+  head.version = states ? kVersionWithStates : kVersion;
   head.runs = static_cast<uint32_t>(s.pools.size());
   head.settings_bytes = settings.size();
   head.waiting = s.sequence.waiting.size();
@@ -83,6 +105,15 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
   }
   put(bytes, s.sequence.waiting.data(), s.sequence.waiting.size());
   put(bytes, s.sequence.unscored_tokens.data(), s.sequence.unscored_tokens.size());
+  if (states) {
+    const SavedStates counts{s.sequence.snapshots.size(), s.sequence.recent.size()};
+    put(bytes, &counts, 1);
+    for (const Snapshot& snapshot : s.sequence.snapshots) {
+      const SavedSnapshot saved{snapshot.position, snapshot.ends_prompt};
+      put(bytes, &saved, 1);
+    }
+    put(bytes, s.sequence.recent.data(), s.sequence.recent.size());
+  }
   put(bytes, s.sampler.accepted.data(), s.sampler.accepted.size());
   put(bytes, note.data(), note.size());
   const uint64_t sum = checksum(bytes.data(), bytes.size());
@@ -119,9 +150,10 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   SavedHead head;
   if (!in.read(head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0)
     return error(Code::kFormat, "%s is no saved session", s.name.c_str());
-  if (head.version != kVersion)
-    return error(Code::kFormat, "%s is a saved session of version %u, and this library reads version %u",
-                 s.name.c_str(), head.version, kVersion);
+  if (head.version != kVersion && head.version != kVersionWithStates)
+    return error(Code::kFormat,
+                 "%s is a saved session of version %u, and this library reads up to version %u",
+                 s.name.c_str(), head.version, kVersionWithStates);
   static_cast<SequenceNumbers&>(s.sequence) = head.numbers;
   s.sampler.options = head.sampler;
   s.sampler.random = head.random;
@@ -132,6 +164,7 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   const bool whole = in.take(head.settings_bytes, settings) && read_values(in, head.runs, runs) &&
                      read_values(in, head.waiting, s.sequence.waiting) &&
                      read_values(in, head.unscored, s.sequence.unscored_tokens) &&
+                     (head.version == kVersion || read_states(in, s.sequence)) &&
                      read_values(in, head.accepted, s.sampler.accepted) && in.take(head.note_bytes, note);
   for (const SavedRun& run : runs) {
     s.sequence.entries.push_back(run.entries);
@@ -168,7 +201,7 @@ std::string SessionFile::info() const {
   const auto add = [&](const char* key, uint64_t value) {
     json += (json.size() > 1 ? ",\"" : "\"") + std::string(key) + "\":" + std::to_string(value);
   };
-  add("version", kVersion);
+  add("version", sequence.state_slot == kNoState ? kVersion : kVersionWithStates);
   add("bytes", file.size());
   add("position", sequence.position());
   add("read", sequence.read);

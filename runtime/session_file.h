@@ -9,10 +9,14 @@
 //   runs             SavedRun of every head, [layer][kv head]
 //   waiting          int32: tokens that were fed and are not read yet
 //   unscored         int32: tokens that will be read again
+//   states           of recurrent models (version 2): SavedStates, SavedSnapshot of every snapshot, and
+//   int32:
+//                    the tokens that were read since the latest eviction
 //   accepted         Sampler::Accepted: the sampler's history, oldest first
 //   note             bytes that the caller chose
 //   checksum         uint64 of everything before it
 //   body             by layer and head the keys, values, positions and scores of the entries held;
+//                    by layer the states of recurrent models, the current ones and then the snapshots';
 //                    the logits; the policies' arrays
 //   checksum         uint64 of everything before it
 #pragma once

@@ -92,6 +92,7 @@ void Session::commit_chunk(const Run& run) {
   state_.forget_logits();
   if (run.logits) note_logits();
   engine_->count_entries(state_);
+  keep_states(run.logits);
   ++state_.generation;
 }
 
@@ -105,6 +106,12 @@ void Session::commit_token() {
   state_.attended = selects() ? Attended::kList : Attended::kEverything;
   note_logits();
   engine_->count_entries(state_);
+  keep_states(false);
+}
+
+// Keeps the states of recurrent layers for a rewind, if this is a place to return to.
+void Session::keep_states(bool ends_prompt) {
+  if (const uint32_t slots = engine_->dimensions().state_slots) state_.keep_states(ends_prompt, slots - 2);
 }
 
 // Notes that the first row of logits belongs to the next token.

@@ -43,6 +43,10 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
 // Gives a step its tokens, which are read for the first time.
 Status Session::set_tokens(std::span<const int32_t> tokens) {
   engine_->set_tokens(tokens);
+  if (engine_->dimensions().state_slots) {
+    state_.recent.resize(state_.read - state_.last_eviction);  // without tokens of a step that failed
+    state_.recent.insert(state_.recent.end(), tokens.begin(), tokens.end());
+  }
   if (retention().reads_again())
     state_.unscored_tokens.insert(state_.unscored_tokens.end(), tokens.begin(), tokens.end());
   return retention().scores_on_host() ? engine_->note_tokens(tokens, state_) : Status();
@@ -71,7 +75,7 @@ Status Session::feed(std::span<const int32_t> tokens) {
   THIMBLE_TRY(begin(Call::kFeed, tokens));
   const uint64_t enough = uint64_t(o.chunk) + o.local + 1;
   for (;;) {
-    if (state_.waiting.size() == enough)
+    while (state_.waiting.size() >= enough)
       THIMBLE_TRY(read_waiting(o.chunk, engine_->dimensions().evicts, false));
     const auto left = tokens.subspan(unfinished_.taken);
     if (left.empty()) break;

@@ -230,7 +230,8 @@ Status Reader::begin_tail() {
   const uint32_t range[] = {tail.sinks, tail.first, tail.end, text_tokens};
   THIMBLE_TRY(device_->write(observer_->range, range));
   if (tail_ == 0) {
-    text_state_ = state_;
+    if (state_.state_slot != kNoState) state_.snapshots = {{state_.read, state_.state_slot, 1}};
+    text_state_ = state_;  // the steps of a tail do not write to the slot of a snapshot
     text_runs_.clear();
   }
   state_ = text_state_;

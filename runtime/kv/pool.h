@@ -8,6 +8,16 @@
 
 namespace thimble {
 
+// The states of the recurrent layers at an earlier position, to which a rewind can return.
+struct Snapshot {
+  uint64_t position = 0;
+  uint32_t slot = 0;
+  uint32_t ends_prompt = 0;
+  bool operator==(const Snapshot&) const = default;
+};
+// The most snapshots of one sequence.
+inline constexpr uint32_t kMostSnapshots = 16;
+
 // The run of one KV head in its layer's arrays.
 struct HeadRun {
   uint32_t first = 0;                            // index of its first entry
@@ -47,8 +57,14 @@ struct Dimensions {
   uint32_t rope_positions = 0;  // positions that the rope table serves
   uint32_t largest_list = 0;    // most entries that a row attends to
   uint32_t qkv_cols =
-      0;                // the stride of rows of queries, keys and values: (H + 2 Hkv) dh of the widest layer
-  bool evicts = false;  // at least one layer evicts
+      0;  // the stride of rows of queries, keys and values: (H + 2 Hkv) dh of the widest layer
+  // The columns of the widest mixer: of the rows that it computes first, and of the rows that it returns.
+  uint32_t mixer_cols = 0, mixed_cols = 0;
+  uint32_t state_slots = 0;  // slots for the states of recurrent layers; 0: the model has none
+  // The most tokens that may wait. The most that may have been read since the latest eviction, if the model
+  // is recurrent: after a rewind, some of them wait again.
+  uint64_t most_waiting = 0, most_recent = 0;
+  bool evicts = false;      // at least one layer evicts
   bool full_evict = false;  // layers that attend to every entry evict
 
   const std::vector<HeadRun>& runs_in(uint32_t division) const {

@@ -37,7 +37,10 @@ T* on_host(const View& view) {
 
 struct Layout {
   std::vector<LayerPool> layers;
-  // The buffers of a step's rows; f32 [chunk][...] unless noted.
+  // The states of each layer's recurrent mixer, in slots. Empty: it has none.
+  std::vector<StateArray> states;
+  // The buffers of a step's rows; f32 [chunk][...] unless noted. `qkv` holds what a mixer computes first, and
+  // `attention` what it returns.
   View x, norm, qkv, attention;
   // [chunk][d_ff]; with experts: [chunk][chosen][d_ff], followed by [chunk][d_ff_shared].
   View ffn;

@@ -40,8 +40,12 @@ struct Architecture {
   bool own_output = false;       // output is never the embedding
   HasExperts experts = HasExperts::kNone;
   uint32_t route = kRouteSoftmax;
+  bool gating_from_file = false;  // the file says how logits become weights
+  bool choice_bias = false;       // the choice of experts has a bias
   // Whether an expert that every token uses exists besides the others, if the file gives its width.
   bool shared_expert = false;
+  // Whether layers without KV heads have a short convolution instead of attention.
+  bool short_conv = false;
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
 };
@@ -61,6 +65,18 @@ constexpr Architecture kGranite = {.name = "granite",
                                    .granite_scales = true,
                                    .experts = HasExperts::kMay,
                                    .shared_expert = true};
+constexpr Architecture kLfm2 = {.name = "lfm2",
+                                .pairing = kRopeHalves,
+                                .qk_norm = QkNorm::kEachHead,
+                                .period = UINT32_MAX,  // a window, if the file has one, is that of all layers
+                                .short_conv = true};
+constexpr Architecture lfm2moe() {
+  Architecture a = kLfm2;
+  a.name = "lfm2moe";
+  a.experts = HasExperts::kAlways;
+  a.gating_from_file = a.choice_bias = true;
+  return a;
+}
 constexpr Architecture named(Architecture a, const char* name) {
   a.name = name;
   return a;
@@ -110,6 +126,8 @@ constexpr Architecture kArchitectures[] = {
      .period = 4,
      .rope = {.scales_windows = false, .reads_window_base = false},
      .own_output = true},
+    kLfm2,
+    lfm2moe(),
 };
 
 Result<Architecture> find_architecture(const Gguf& gguf) {
@@ -132,6 +150,7 @@ constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
                                 {"attention.clamp_kqv", 0},
                                 {"attention.max_alibi_bias", 0},
                                 {"attention.causal", 1}};
+constexpr uint64_t kMostTaps = 8;  // of the op short_conv
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
 constexpr Refused kGrowths[] = {{"attention.temperature_scale", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
@@ -242,7 +261,9 @@ struct ExpertSizes {
 struct Sizes {
   uint32_t d_model = 0, vocab = 0;
   std::vector<LayerSizes> layers;
-  ExpertSizes experts;  // route.experts is 0: the model has none
+  ExpertSizes experts;        // route.experts is 0: the model has none
+  uint32_t dense_layers = 0;  // the first layers, which have no experts
+  uint32_t taps = 0;          // of short convolutions
 };
 
 // Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
@@ -267,12 +288,22 @@ Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) 
   THIMBLE_TRY(read_count(gguf, prefix + "expert_used_count", count, std::nullopt, chosen));
   e.route = {
       .experts = count, .chosen = chosen, .kind = a.route, .share = a.route == kRouteSoftmax, .scale = 1};
+  if (a.gating_from_file) {
+    constexpr uint32_t kKinds[] = {kRouteSoftmax, kRouteSigmoid, kRouteSoftmaxOfChosen};
+    uint32_t function = 0;  // as llama.cpp numbers them
+    THIMBLE_TRY(read_count(gguf, prefix + "expert_gating_func", std::size(kKinds), std::nullopt, function));
+    e.route.kind = kKinds[function - 1];
+    e.route.share = e.route.kind != kRouteSoftmaxOfChosen;
+  }
   e.d_ff = sizes.layers[0].d_ff;
   if (a.experts == HasExperts::kAlways) {
     std::optional<uint64_t> share;
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
   }
+  if (gguf.find(prefix + "leading_dense_block_count"))
+    THIMBLE_TRY(read_count_of_layer(gguf, prefix + "leading_dense_block_count", 0, 1, sizes.layers.size(),
+                                    std::nullopt, true, sizes.dense_layers));
   if (!a.shared_expert) return {};
   const std::string key = prefix + "expert_shared_feed_forward_length";
   THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
@@ -292,20 +323,28 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) 
   sizes.layers.resize(layers);
   // Reads a number of each layer. `most`, if given, is its bound and the value that the file may leave out.
   const auto by_layer = [&](const char* key, uint64_t max, uint32_t LayerSizes::*most,
-                            uint32_t LayerSizes::*to) -> Status {
+                            uint32_t LayerSizes::*to, bool may_be_0 = false) -> Status {
     for (uint32_t i = 0; i < layers; ++i) {
       LayerSizes& layer = sizes.layers[i];
       const std::optional<uint64_t> bound = most ? std::optional<uint64_t>(layer.*most) : std::nullopt;
-      THIMBLE_TRY(read_count_of_layer(gguf, prefix + key, i, layers, bound.value_or(max), bound, layer.*to));
+      THIMBLE_TRY(read_count_of_layer(gguf, prefix + key, i, layers, bound.value_or(max), bound, may_be_0,
+                                      layer.*to));
     }
     return {};
   };
   // If all layers have experts, the file may give only the width of the experts.
   if (a.experts != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
     THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff));
+  // Early files of lfm2 give a wrong width, so the tensors decide.
+  for (uint32_t i = 0; a.short_conv && i < layers; ++i)
+    if (const GgufTensor* gate = gguf.tensor("blk." + std::to_string(i) + ".ffn_gate.weight"))
+      sizes.layers[i].d_ff = static_cast<uint32_t>(std::min(gate->shape[1], kMaxWidth));
   THIMBLE_TRY(by_layer("attention.head_count", kMaxHeads, nullptr, &LayerSizes::heads));
-  THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads));
+  THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads,
+                       a.short_conv));
+  if (a.short_conv) THIMBLE_TRY(count("shortconv.l_cache", kMostTaps, std::nullopt, sizes.taps));
   for (LayerSizes& layer : sizes.layers) {
+    if (!layer.kv_heads) continue;  // no attention
     if (layer.heads % layer.kv_heads != 0)
       return error(Code::kFormat, "%s: %u query heads cannot share %u key and value heads evenly",
                    gguf.name().c_str(), layer.heads, layer.kv_heads);
@@ -338,10 +377,11 @@ ModelShape largest(const Sizes& sizes) {
                .chosen_experts = sizes.experts.route.chosen,
                .d_ff_shared = sizes.experts.d_ff_shared};
   for (const LayerSizes& layer : sizes.layers) {
+    if (!s.experts) s.d_ff = std::max(s.d_ff, layer.d_ff);
+    if (!layer.kv_heads) continue;
     s.heads = std::max(s.heads, layer.heads);
     s.kv_heads = std::max(s.kv_heads, layer.kv_heads);
     s.head_dim = std::max(s.head_dim, layer.head_dim);
-    if (!s.experts) s.d_ff = std::max(s.d_ff, layer.d_ff);
   }
   return s;
 }
@@ -386,6 +426,15 @@ Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& 
   return m;
 }
 
+Result<ShortConvMixer> load_short_conv(TensorSource& tensors, const std::string& block, uint32_t d_model,
+                                       uint32_t taps) {
+  ShortConvMixer m;
+  THIMBLE_SET(m.in, tensors.matrix(block + "shortconv.in_proj.weight", 3 * uint64_t(d_model), d_model));
+  THIMBLE_SET(m.conv, tensors.floats(block + "shortconv.conv.weight", d_model, taps));
+  THIMBLE_SET(m.out, tensors.matrix(block + "shortconv.out_proj.weight", d_model, d_model));
+  return m;
+}
+
 Result<Dense> load_dense(TensorSource& tensors, const std::string& block, uint32_t d_model, uint32_t d_ff) {
   Dense f;
   if (tensors.has(block + "ffn_gate.weight")) {
@@ -413,6 +462,7 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
+  if (a.choice_bias) THIMBLE_SET(f.choice_bias, tensors.vector(block + "exp_probs_b.bias", count));
   if (!a.biases) return f;
   THIMBLE_SET(f.router_bias, tensors.vector(block + "ffn_gate_inp.bias", count));
   THIMBLE_SET(f.gate_bias, tensors.floats(block + "ffn_gate_exps.bias", count, d_ff));
@@ -434,13 +484,17 @@ Status load_norms(TensorSource& tensors, const std::string& block, const Archite
   return {};
 }
 
-Result<Layer> load_layer(TensorSource& tensors, const std::string& block, const Architecture& a,
-                         const Sizes& sizes, const LayerSizes& its) {
+Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Architecture& a, const Sizes& sizes) {
+  const std::string block = "blk." + std::to_string(index) + ".";
+  const LayerSizes& its = sizes.layers[index];
   Layer layer;
   THIMBLE_TRY(load_norms(tensors, block, a, sizes.d_model, layer));
-  THIMBLE_LET(attention, load_attention(tensors, block, a, sizes.d_model, its));
-  layer.mixers.push_back(attention);
-  if (sizes.experts.route.experts)
+  Mixer& mixer = layer.mixers.emplace_back();
+  if (its.kv_heads)
+    THIMBLE_SET(mixer, load_attention(tensors, block, a, sizes.d_model, its));
+  else
+    THIMBLE_SET(mixer, load_short_conv(tensors, block, sizes.d_model, sizes.taps));
+  if (sizes.experts.route.experts && index >= sizes.dense_layers)
     THIMBLE_SET(layer.feed_forward, load_experts(tensors, block, a, sizes.d_model, sizes.experts));
   else
     THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, sizes.d_model, its.d_ff));
@@ -549,7 +603,10 @@ Status load_weights(const Gguf& gguf, Model& model) {
   model.rope.pairing = architecture.pairing;
   THIMBLE_TRY(load_rope(gguf, prefix, architecture.rope, tensors, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
-  THIMBLE_LET(output_norm, tensors.vector("output_norm.weight", shape.d_model));
+  // Files of lfm2 call the last norm so, except early ones.
+  const char* const norm_of_lfm2 = "token_embd_norm.weight";
+  const bool so_called = architecture.short_conv && tensors.has(norm_of_lfm2);
+  THIMBLE_LET(output_norm, tensors.vector(so_called ? norm_of_lfm2 : "output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;
   if (architecture.own_output || tensors.has("output.weight")) {
     THIMBLE_LET(output, tensors.matrix("output.weight", shape.vocab, shape.d_model));
@@ -562,8 +619,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    const std::string block = "blk." + std::to_string(i) + ".";
-    THIMBLE_LET(layer, load_layer(tensors, block, architecture, sizes, sizes.layers[i]));
+    THIMBLE_LET(layer, load_layer(tensors, i, architecture, sizes));
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;

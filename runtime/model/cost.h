@@ -24,6 +24,7 @@ inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
 // The same for all matrices of a mixer or of a feed-forward.
 Cost product_cost(const AttentionMixer&);
+Cost product_cost(const ShortConvMixer&);
 Cost product_cost(const Dense&);
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const AttentionMixer&);

@@ -32,7 +32,7 @@ Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers)
 }
 
 Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t layer, uint32_t layers,
-                           uint64_t max, std::optional<uint64_t> fallback, uint32_t& count) {
+                           uint64_t max, std::optional<uint64_t> fallback, bool may_be_0, uint32_t& count) {
   const GgufValue* value = gguf.find(key);
   if (!value || !value->is_array) return read_count(gguf, key, max, fallback, count);
   THIMBLE_TRY(check_by_layer(gguf, key, layers));
@@ -41,6 +41,10 @@ Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t la
   if (number < 0)
     return error(Code::kFormat, "%s: key %s holds negative numbers", gguf.name().c_str(),
                  in_quotes(key).c_str());
+  if (may_be_0 && number == 0) {
+    count = 0;
+    return {};
+  }
   return set_count(gguf, key, max, static_cast<uint64_t>(number), count);
 }
 

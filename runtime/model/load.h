@@ -29,9 +29,10 @@ Result<T> with_default(Result<std::optional<T>> value, std::type_identity_t<T> f
 // is an error.
 Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
                   uint32_t& count);
-// Like read_count(), for a key that may have one value for each of `layers` layers.
+// Like read_count(), for a key that may have one value for each of `layers` layers. `may_be_0`: 0 is a count
+// too.
 Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t layer, uint32_t layers,
-                           uint64_t max, std::optional<uint64_t> fallback, uint32_t& count);
+                           uint64_t max, std::optional<uint64_t> fallback, bool may_be_0, uint32_t& count);
 // Refuses an array whose length is not the number of layers.
 Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers);
 

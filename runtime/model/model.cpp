@@ -122,10 +122,11 @@ namespace {
 std::vector<Tensor> tensors_of(const AttentionMixer& m) {
   return {m.q, m.k, m.v, m.q_bias, m.k_bias, m.v_bias, m.q_norm, m.k_norm, m.sinks, m.output, m.output_bias};
 }
+std::vector<Tensor> tensors_of(const ShortConvMixer& m) { return {m.in, m.conv, m.out}; }
 std::vector<Tensor> tensors_of(const Dense& f) { return {f.gate, f.up, f.down}; }
 std::vector<Tensor> tensors_of(const Experts& f) {
-  return {f.gate,    f.up,        f.down,        f.router,    f.router_bias, f.gate_bias,
-          f.up_bias, f.down_bias, f.shared.gate, f.shared.up, f.shared.down};
+  return {f.gate,      f.up,      f.down,      f.router,      f.router_bias, f.choice_bias,
+          f.gate_bias, f.up_bias, f.down_bias, f.shared.gate, f.shared.up,   f.shared.down};
 }
 
 }  // namespace
@@ -134,6 +135,12 @@ const AttentionMixer* Layer::attention() const {
   for (const Mixer& mixer : mixers)
     if (const auto* found = std::get_if<AttentionMixer>(&mixer)) return found;
   return nullptr;
+}
+
+uint64_t Layer::state_bytes() const {
+  for (const Mixer& mixer : mixers)
+    if (const auto* conv = std::get_if<ShortConvMixer>(&mixer)) return conv->state_bytes();
+  return 0;
 }
 
 std::vector<Tensor> Layer::tensors() const {
@@ -156,6 +163,10 @@ std::vector<Tensor> Model::tensors() const {
   }
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
+}
+
+bool Model::has_states() const {
+  return std::any_of(layers.begin(), layers.end(), [](const Layer& l) { return l.state_bytes() > 0; });
 }
 
 ModelShape Model::shape_of(const Layer& layer) const {

@@ -66,7 +66,19 @@ struct AttentionMixer {
   uint32_t kv_cols() const { return kv_heads * head_dim; }
   uint32_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
-using Mixer = std::variant<AttentionMixer>;
+
+// A convolution over the last `taps` tokens of each channel, between two gates (lfm2). It keeps the inputs of
+// the last taps - 1 tokens as its state.
+struct ShortConvMixer {
+  Tensor in;    // [3 d_model][d_model]: the input's gate, the output's gate, and the input
+  Tensor conv;  // f32 [d_model][taps], oldest token first
+  Tensor out;   // [d_model][d_model]
+
+  uint32_t channels() const { return conv.rows; }
+  uint32_t taps() const { return conv.cols; }
+  uint64_t state_bytes() const { return uint64_t(taps() - 1) * channels() * sizeof(float); }
+};
+using Mixer = std::variant<AttentionMixer, ShortConvMixer>;
 
 // The feed-forward of one expert, or of a layer without experts. Empty tensors: there is none.
 struct Dense {
@@ -76,6 +88,7 @@ struct Dense {
 struct Experts {
   RouteParams route = {};
   Tensor router, router_bias;            // [experts][d_model], f32 [experts]
+  Tensor choice_bias;                    // f32 [experts], added for the choice of experts only (lfm2moe)
   Tensor gate, up, down;                 // the matrices of all experts, one after the other
   Tensor gate_bias, up_bias, down_bias;  // f32 (gpt-oss)
   Dense shared;                          // of the expert that processes every token (granite)
@@ -95,6 +108,8 @@ struct Layer {
   // Null: the layer has no attention, and its tokens have no entries in the pool.
   const AttentionMixer* attention() const;
   bool has_window() const { return attention() && attention()->window; }
+  // The bytes of the layer's recurrent state; 0: it has none.
+  uint64_t state_bytes() const;
   // Whether each token attends to all earlier ones.
   bool attends_to_all() const { return attention() && !attention()->window; }
   std::vector<Tensor> tensors() const;
@@ -206,6 +221,8 @@ class Model {
 
   // `shape` with the sizes of this layer.
   ModelShape shape_of(const Layer&) const;
+  // Whether any layer has a recurrent state.
+  bool has_states() const;
   // The attention mixer that owns a run.
   const AttentionMixer& owner_of_run(size_t run) const { return *layers[layer_of_run[run]].attention(); }
 

@@ -61,6 +61,13 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
 
   Layout l;
   l.layers = place_pool(model, d, pool);
+  for (const Layer& layer : model.layers) {
+    StateArray& state = l.states.emplace_back();
+    if (!layer.state_bytes()) continue;
+    state.slots = d.state_slots;
+    state.slot_stride = round_up(layer.state_bytes(), device.alignment);
+    state.block0 = pool.place(state.slots * state.slot_stride);
+  }
   l.saturated = pool.place(i32);
   for (size_t i = 0; i < model.layers.size() && o.watch; ++i) {
     const AttentionMixer* attention = model.layers[i].attention();
@@ -90,8 +97,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   l.position_sums = workspace.place(kPositionsAtOnce * f32);
   // The buffers of attention and of the feed-forward are never used at the same time, so they share memory.
   const uint64_t before_attention = workspace.mark();
-  l.qkv = workspace.place(rows * d.qkv_cols * f32);
-  l.attention = workspace.place(rows * s.heads * s.head_dim * f32);
+  l.qkv = workspace.place(rows * d.mixer_cols * f32);
+  l.attention = workspace.place(rows * d.mixed_cols * f32);
   l.ml = workspace.place(rows * s.heads * 2 * f32);
   policies.retention->place(setting, pool, workspace);
   policies.selection->place(setting, pool, workspace);

@@ -175,13 +175,14 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
+  const Dimensions& d = plan.dimensions;
   const Policies policies(o);
   // The size of recorded programs, measured on the CPU: 27 to 38 KiB for each layer, 2.2 KiB more for every
   // further pass over the view, and up to 4 KiB more if the session watches.
   const uint64_t program_bytes_per_layer =
       (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
-         (uint64_t(o.chunk) + o.local + 1) * sizeof(int32_t) +
+         (d.most_waiting + d.most_recent) * sizeof(int32_t) + d.state_slots * sizeof(Snapshot) +
          (policies.retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
          (policies.retention->scores_on_host()
               ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)

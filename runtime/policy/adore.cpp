@@ -21,6 +21,11 @@ class Adore : public RetentionPolicy {
       return error(Code::kInvalidArgument,
                    "adore retention needs the controller of this model; give its file (--heads), or choose "
                    "another retention");
+    if (model.has_states())
+      return error(
+          Code::kUnsupported,
+          "adore reads evicted tokens again out of order, which layers with a recurrent state cannot; "
+          "choose another retention");
     if (std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& l) { return l.has_window(); }))
       return error(
           Code::kUnsupported,

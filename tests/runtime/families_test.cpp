@@ -14,9 +14,9 @@
 namespace thimble::test {
 namespace {
 
-constexpr const char* kFamilies[] = {"gemma3",    "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
-                                     "smollm3",   "granite", "olmo2",    "olmo3",   "granitemoe_shared",
-                                     "ministral3"};
+constexpr const char* kFamilies[] = {"gemma3",     "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
+                                     "smollm3",    "granite", "olmo2",    "olmo3",   "granitemoe_shared",
+                                     "ministral3", "lfm2",    "lfm2moe"};
 constexpr uint32_t kText = 200;
 // The tolerance of logits against dense attention: that of expect_close(), times 4 because one rounding may
 // exchange two experts with almost equal scores.
@@ -121,7 +121,7 @@ void expect_kept(const Session& session, const Model& model, uint32_t pool, uint
                  int32_t position) {
   const Kept sets = kept(session);
   for (size_t layer = 0; layer < sets.size(); ++layer)
-    for (const std::vector<int32_t>& head : sets[layer]) {
+    for (const std::vector<int32_t>& head : sets[layer]) {  // none in a layer without attention
       ASSERT_TRUE(std::is_sorted(head.begin(), head.end()));
       ASSERT_EQ(std::adjacent_find(head.begin(), head.end()), head.end());
       const uint32_t window = model.layers[layer].attention()->window, last = window ? window : local;
@@ -207,9 +207,18 @@ TEST_P(Families, EvictByTheLayerAndUnderOriginalPositions) {
   }
 }
 
-// A controller chooses tokens for all layers together, which layers with a window do not support.
-TEST_P(Families, FollowAControllerUnlessTheySeeWindows) {
+// A controller chooses tokens for all layers together, and reads some again out of order. Layers with a
+// window or with a state do not support that.
+TEST_P(Families, FollowAControllerUnlessTheySeeWindowsOrHaveStates) {
   const SessionOptions o = adore(*model_, kPool);
+  if (model_->has_states()) {
+    const Status refused = Session::create(model_, cpu(), o).status();
+    EXPECT_EQ(refused.code(), Code::kUnsupported);
+    EXPECT_EQ(refused.message(),
+              "adore reads evicted tokens again out of order, which layers with a recurrent state cannot; "
+              "choose another retention");
+    return;
+  }
   if (sees_windows()) {
     const Status refused = Session::create(model_, cpu(), o).status();
     EXPECT_EQ(refused.code(), Code::kUnsupported);
@@ -240,7 +249,7 @@ TEST_P(Families, GoOnWhereTheyWereInterrupted) {
       selecting(retaining(Retention::kWindow, kPool), Selection::kTokenSelect, 24),
       selecting(scored(*model_, "locret", kPool), Selection::kQuest, 24), retaining(Retention::kTova, kPool),
       retaining(Retention::kReread, kPool)};
-  if (!sees_windows()) all.push_back(adore(*model_, kPool));
+  if (!sees_windows() && !model_->has_states()) all.push_back(adore(*model_, kPool));
   for (const SessionOptions& o : all) {
     SCOPED_TRACE(policy_name(o.retention));
     const auto unbroken = open(o), broken = open(o);

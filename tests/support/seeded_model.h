@@ -240,7 +240,8 @@ inline std::shared_ptr<const Retainer> seeded_retainer(const Model& model, const
   if (kind == "adore") {
     file = seeded_controller(s, tensors);
   } else {
-    for (uint32_t layer = 0; layer < m.layers; ++layer) add_retainer_layer(s, layer, tensors, file);
+    for (uint32_t layer = 0; layer < m.layers; ++layer)
+      if (model.layers[layer].attention()) add_retainer_layer(s, layer, tensors, file);
     set_retainer_keys(s, file);
   }
   struct Held {

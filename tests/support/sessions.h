@@ -58,12 +58,15 @@ inline std::vector<float> accept(Session& session, int32_t token) {
 using Kept = std::vector<std::vector<std::vector<int32_t>>>;
 inline Kept kept(const Session& session) {
   const ModelShape& shape = session.model().shape;
-  Kept all(shape.layers, std::vector<std::vector<int32_t>>(shape.kv_heads));
-  for (uint32_t layer = 0; layer < shape.layers; ++layer)
-    for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+  Kept all(shape.layers);
+  for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+    const AttentionMixer* attention = session.model().layers[layer].attention();
+    all[layer].resize(attention ? attention->kv_heads : 0);
+    for (uint32_t head = 0; head < all[layer].size(); ++head) {
       all[layer][head].resize(must(session.kept_count(layer, head)));
       must(session.kept(layer, head, all[layer][head]));
     }
+  }
   return all;
 }
 

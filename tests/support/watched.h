@@ -25,7 +25,7 @@ struct Watched {
     std::vector<std::vector<std::vector<uint32_t>>> all(session->model().shape.layers);
     // Later programs overwrite earlier ones; that for a generated token is the last
     for (const TopK& op : device->selections)
-      all[op.p.head_state / session->model().shape.kv_heads] = read_lists(*device, op);
+      all[session->model().layer_of_run[op.p.head_state]] = read_lists(*device, op);
     return all;
   }
 
@@ -37,7 +37,7 @@ struct Watched {
       std::vector<int32_t> pos(cis.size());
       must(session->kept(layer, head, pos));
       const uint64_t first =
-          session->runs()[layer * session->model().shape.kv_heads + head].first;
+          session->runs()[session->model().layers[layer].attention()->first_run + head].first;
       must(device->read(cis.data(), op.cis.slice(first * sizeof(float), cis.size() * sizeof(float))));
       std::map<int32_t, float> by_position;
       for (size_t i = 0; i < cis.size(); ++i) by_position[pos[i]] = cis[i];

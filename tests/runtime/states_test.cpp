@@ -1,0 +1,176 @@
+// Tests sequences of models with recurrent states: rewinding to snapshots, cloning and files.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/reference_model.h"
+#include "tests/support/saved_sessions.h"
+#include "tests/support/seeded_model.h"
+#include "tests/support/synthetic_model.h"
+
+namespace thimble::test {
+namespace {
+
+class States : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    model_ = family_model("lfm2", "states");
+  }
+  std::vector<int32_t> tokens(size_t count, uint64_t seed = 7) const {
+    return seeded_tokens(count, model_->shape.vocab, seed);
+  }
+  std::unique_ptr<Session> open(const SessionOptions& o) const { return open_session(model_, o); }
+
+  std::shared_ptr<const Model> model_;
+};
+
+SessionOptions dense() { return {.pool = 400, .chunk = 64, .max_new = 64}; }
+SessionOptions window() {
+  return {.retention = Retention::kWindow, .pool = 60, .chunk = 64, .local = 20, .max_new = 32};
+}
+
+std::vector<int32_t> first_of(std::vector<int32_t> tokens, size_t count) {
+  tokens.resize(count);
+  return tokens;
+}
+
+std::vector<float> logits_of(Session& session) {
+  must(session.flush());
+  const std::span<const float> logits = must(session.logits());
+  return {logits.begin(), logits.end()};
+}
+
+// A chunk and one row at a time compute the same states up to rounding, so a wrong row of a state would show.
+TEST_F(States, DoNotDependOnHowTheTextIsCut) {
+  const std::vector<int32_t> text = tokens(150);
+  const std::vector<float> expected = read(*open(dense()), text);
+  for (const uint32_t chunk : {1u, 2u, 3u, 7u, 150u}) {
+    SessionOptions o = dense();
+    o.chunk = chunk;
+    expect_close(read(*open(o), text), expected);
+  }
+  const auto by_token = open(dense());
+  read(*by_token, std::span(text).first(1));
+  std::vector<float> logits;
+  for (const int32_t token : std::span(text).subspan(1)) logits = accept(*by_token, token);
+  expect_close(logits, expected);
+}
+
+TEST_F(States, RewindToAPromptsEndIsExact) {
+  const auto session = open(dense());
+  const std::vector<float> first = read(*session, tokens(100)), second = read(*session, tokens(50, 8));
+  for (const int32_t token : tokens(5, 9)) accept(*session, token);
+  must(session->rewind(150));
+  EXPECT_EQ(session->state().waiting.size(), 0u);
+  const auto next = tokens(3, 10);
+  const auto again = open(dense());
+  read(*again, tokens(100)), read(*again, tokens(50, 8));
+  for (const int32_t token : next) EXPECT_EQ(accept(*session, token), accept(*again, token));
+  must(session->rewind(100));
+  EXPECT_EQ(read(*session, tokens(50, 8)), second);
+}
+
+// Between snapshots, the tokens after the snapshot are read again.
+TEST_F(States, RewindReadsTokensAfterTheSnapshotAgain) {
+  const auto session = open(dense());
+  read(*session, tokens(100));
+  const std::vector<int32_t> more = tokens(20, 9);
+  std::vector<std::vector<float>> expected;
+  for (const int32_t token : more) expected.push_back(accept(*session, token));
+  for (const uint64_t position : {119u, 110u, 101u}) {
+    must(session->rewind(position));
+    EXPECT_EQ(must(session->stats()).position, position);
+    EXPECT_EQ(session->state().waiting.size(), position - 100);
+    expect_close(logits_of(*session), expected[position - 101]);
+  }
+  must(session->rewind(50));  // the beginning is a snapshot too
+  EXPECT_EQ(session->state().waiting.size(), 50u);
+  expect_close(logits_of(*session), read(*open(dense()), first_of(tokens(100), 50)));
+  must(session->rewind(0));
+  EXPECT_EQ(read(*session, tokens(100)), read(*open(dense()), tokens(100)));
+}
+
+TEST_F(States, OfTheLatestEvictionAreTheOldestToReturnTo) {
+  const auto session = open(window());
+  read(*session, tokens(200));
+  const uint64_t evicted_at = session->state().last_eviction;
+  for (const int32_t token : tokens(10, 9)) accept(*session, token);
+  ASSERT_EQ(session->state().last_eviction, evicted_at);
+  EXPECT_EQ(session->rewind(evicted_at - 1).code(), Code::kCannotRewind);
+  EXPECT_EQ(must(session->stats()).position, 210u);
+  must(session->rewind(evicted_at + 3));
+  EXPECT_EQ(session->state().read, evicted_at);
+  EXPECT_EQ(session->state().waiting.size(), 3u);
+  // The same tokens again end where they ended before.
+  const auto unbroken = open(window());
+  const std::vector<float> expected = read(*unbroken, tokens(200));
+  const std::vector<int32_t> text = tokens(200);
+  must(session->feed(std::span(text).subspan(evicted_at + 3)));
+  EXPECT_EQ(logits_of(*session), expected);
+}
+
+// A long text makes more snapshots than there are slots.
+TEST_F(States, AreKeptAtSeveralPositionsOfALongText) {
+  SessionOptions o = dense();
+  o.pool = 1000;
+  const auto session = open(o);
+  std::vector<std::vector<float>> logits;
+  for (uint64_t i = 0; i < 30; ++i) logits.push_back(read(*session, tokens(20, i)));
+  const auto& snapshots = session->state().snapshots;
+  ASSERT_EQ(snapshots.size(), size_t{kMostSnapshots});
+  EXPECT_EQ(snapshots.back().position, 600u);
+  for (size_t i = 1; i < snapshots.size(); ++i) {
+    EXPECT_LT(snapshots[i - 1].position, snapshots[i].position);
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(snapshots[i].slot, snapshots[j].slot);
+  }
+  must(session->rewind(snapshots[7].position));
+  const uint64_t turn = session->state().read / 20;
+  EXPECT_EQ(session->state().waiting.size(), 0u);
+  expect_close(read(*session, tokens(20, turn)), logits[turn]);
+}
+
+TEST_F(States, AreClonedWithTheirSnapshots) {
+  const auto session = open(dense());
+  read(*session, tokens(100));
+  for (const int32_t token : tokens(10, 9)) accept(*session, token);
+  const auto twin = must(session->clone());
+  EXPECT_EQ(accept(*twin, 5), accept(*session, 5));
+  for (Session* one : {session.get(), twin.get()}) must(one->rewind(100));
+  EXPECT_EQ(accept(*twin, 6), accept(*session, 6));
+}
+
+TEST_F(States, AreSavedAndRestoredWithTheirSnapshots) {
+  for (const SessionOptions& o : {dense(), window()}) {
+    SCOPED_TRACE(policy_name(o.retention));
+    const auto session = open(o);
+    read(*session, tokens(100));
+    read(*session, tokens(30, 8));
+    for (const int32_t token : tokens(10, 9)) accept(*session, token);
+    const auto restored = open(o);
+    const SessionBytes saved = save(*session);
+    restore(*restored, saved);
+    EXPECT_EQ(accept(*restored, 5), accept(*session, 5));
+    const uint64_t back = session->state().snapshots.back().position;
+    for (Session* one : {session.get(), restored.get()}) must(one->rewind(back));
+    EXPECT_EQ(accept(*restored, 6), accept(*session, 6));
+    must(session->reset());
+    EXPECT_EQ(read(*session, tokens(100)), read(*open(o), tokens(100)));
+  }
+}
+
+TEST_F(States, AreNotTouchedByAScoredTextThatWasInterrupted) {
+  const auto whole = open(dense()), broken = open(dense());
+  const std::vector<int32_t> text = tokens(120, 4);
+  std::vector<float> expected(text.size()), got(text.size());
+  read(*whole, tokens(30)), read(*broken, tokens(30));
+  must(whole->score(text, expected));
+  broken->interrupt();
+  EXPECT_EQ(broken->score(text, got).code(), Code::kInterrupted);
+  must(broken->score(text, got));
+  EXPECT_EQ(got, expected);
+  EXPECT_EQ(accept(*broken, 3), accept(*whole, 3));
+}
+
+}  // namespace
+}  // namespace thimble::test
