@@ -94,6 +94,10 @@ Status ControllerTrainer::prepare() {
     return error(Code::kUnsupported,
                  "a controller decides for all layers at once, and layers of this model attend to a window; "
                  "train a retainer of another --kind");
+  if (model_->has_states())
+    return error(Code::kUnsupported,
+                 "a controller reads evicted tokens again out of order, which layers with a recurrent state "
+                 "cannot; train a retainer of another --kind");
   THIMBLE_TRY(make_texts());
   std::vector<int32_t> distinct;
   find_rows(distinct);

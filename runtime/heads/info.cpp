@@ -37,12 +37,24 @@ std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t 
   return divided;
 }
 
+// The layer of each share. Without the model, every layer has as many KV heads as the file says. Empty: the
+// shares do not fit.
+std::vector<uint32_t> layers_of_shares(const Model* model, size_t shares, uint64_t layers, uint64_t kv_heads) {
+  if (model && model->layers.size() == layers && model->layer_of_run.size() == shares)
+    return model->layer_of_run;
+  if (layers == 0 || shares / layers != kv_heads || shares % layers != 0) return {};
+  std::vector<uint32_t> all(shares);
+  for (size_t i = 0; i < shares; ++i) all[i] = static_cast<uint32_t>(i / kv_heads);
+  return all;
+}
+
 // The shares of the pool, scaled to 1 on average over the layers that take part. Each layer is a row, and
-// rows of other layers contain null. Empty: the file has no shares.
+// rows of other layers contain null, or nothing if the layer has no KV heads. Empty: the file has no shares.
 Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t layers, uint64_t kv_heads) {
   THIMBLE_LET(shares, retainer_shares(gguf));
   if (shares.empty()) return std::string();
-  if (layers == 0 || shares.size() / layers != kv_heads || shares.size() % layers != 0)
+  const std::vector<uint32_t> layer_of = layers_of_shares(model, shares.size(), layers, kv_heads);
+  if (layer_of.empty())
     return error(Code::kFormat,
                  "%s: key 'retainer.budget' has %zu shares, which are not those of %" PRIu64
                  " layers of %" PRIu64 " KV heads",
@@ -50,18 +62,20 @@ Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t l
   const std::vector<bool> divided = divided_layers(gguf, model, layers);
   double sum = 0, count = 0;
   for (size_t i = 0; i < shares.size(); ++i) {
-    if (!divided[i / kv_heads]) continue;
+    if (!divided[layer_of[i]]) continue;
     sum += shares[i];
     ++count;
   }
-  std::string rows;
+  std::vector<std::string> rows(layers);
   for (size_t i = 0; i < shares.size(); ++i) {
     char number[32] = "null";
-    if (divided[i / kv_heads]) std::snprintf(number, sizeof number, "%.4g", shares[i] * count / sum);
-    const bool first = i % kv_heads == 0;
-    rows += (i == 0 ? "[" : first ? "], [" : ", ") + std::string(number);
+    if (divided[layer_of[i]]) std::snprintf(number, sizeof number, "%.4g", shares[i] * count / sum);
+    std::string& row = rows[layer_of[i]];
+    row += (row.empty() ? "" : ", ") + std::string(number);
   }
-  return "[" + rows + "]]";
+  std::string all;
+  for (const std::string& row : rows) all += (all.empty() ? "[" : ", [") + row + "]";
+  return "[" + all + "]";
 }
 
 // The training data and settings that the file states. Empty: it states none.
