@@ -71,6 +71,7 @@ struct StateArray {
   View block0;               // the state in slot 0
   uint64_t slot_stride = 0;  // bytes between slots, a multiple of 4
   uint32_t slots = 0;
+  View slot(uint32_t i) const { return {block0.buffer, block0.offset + i * slot_stride, block0.bytes}; }
   // From the state in slot 0 to the end of the state in the last slot; between two states may be others.
   View all() const {
     return {block0.buffer, block0.offset, (slots ? slots - 1 : 0) * slot_stride + block0.bytes};

@@ -8,9 +8,9 @@
 #include <cstdint>
 namespace thimble {
 typedef uint32_t uint;
-#define THIMBLE_DEFAULT(value) = value
+#define THIMBLE_INITIALLY(value) = value
 #else
-#define THIMBLE_DEFAULT(value)  // GLSL has no default values
+#define THIMBLE_INITIALLY(value)  // GLSL has no default values
 #endif
 
 // As StepParams::state_from: all zeros.
@@ -33,9 +33,9 @@ struct StepParams {
   uint ring_row;         // decode: row of the ring that stores the retainer's inputs for this token
   uint seed;             // random retention
   // recurrent mixers: the slots of the states before and after this step's rows
-  uint state_from THIMBLE_DEFAULT(kNoState);  // kNoState: zeros, before the text
+  uint state_from THIMBLE_INITIALLY(kNoState);  // kNoState: zeros, before the text
   uint state_to
-      THIMBLE_DEFAULT(kNoState);  // a slot, and another one than state_from unless there is only one
+      THIMBLE_INITIALLY(kNoState);  // a slot, and another one than state_from unless there is only one
 };
 
 // The run of one KV head's entries in its layer's arrays. `head_state` in op parameters is the table row of

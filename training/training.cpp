@@ -18,8 +18,9 @@ Status check_training(const Model& model, const TrainingOptions& o) {
     if (const AttentionMixer* m = layer.attention())
       if (m->heads != model.shape.heads || m->kv_heads != model.shape.kv_heads ||
           m->head_dim != model.shape.head_dim)
-        return error(Code::kUnsupported,
-                     "layers of this model have attention of different shapes, which training does not support");
+        return error(
+            Code::kUnsupported,
+            "layers of this model have attention of different shapes, which training does not support");
   if (o.data.empty())
     return error(Code::kInvalidArgument,
                  "training needs something to read; give books, or prompts and answers, with --data");

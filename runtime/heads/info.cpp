@@ -39,7 +39,8 @@ std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t 
 
 // The layer of each share. Without the model, every layer has as many KV heads as the file says. Empty: the
 // shares do not fit.
-std::vector<uint32_t> layers_of_shares(const Model* model, size_t shares, uint64_t layers, uint64_t kv_heads) {
+std::vector<uint32_t> layers_of_shares(const Model* model, size_t shares, uint64_t layers,
+                                       uint64_t kv_heads) {
   if (model && model->layers.size() == layers && model->layer_of_run.size() == shares)
     return model->layer_of_run;
   if (layers == 0 || shares / layers != kv_heads || shares % layers != 0) return {};

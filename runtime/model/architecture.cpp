@@ -150,7 +150,6 @@ constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
                                 {"attention.clamp_kqv", 0},
                                 {"attention.max_alibi_bias", 0},
                                 {"attention.causal", 1}};
-constexpr uint64_t kMostTaps = 8;  // of the op short_conv
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
 constexpr Refused kGrowths[] = {{"attention.temperature_scale", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};

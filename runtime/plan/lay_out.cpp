@@ -66,7 +66,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     if (!layer.state_bytes()) continue;
     state.slots = d.state_slots;
     state.slot_stride = round_up(layer.state_bytes(), device.alignment);
-    state.block0 = pool.place(state.slots * state.slot_stride);
+    state.block0 = pool.place(state.slots * state.slot_stride).slice(0, layer.state_bytes());
   }
   l.saturated = pool.place(i32);
   for (size_t i = 0; i < model.layers.size() && o.watch; ++i) {
