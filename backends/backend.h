@@ -474,7 +474,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(ExpertGlu, expert_glu, kOnAll)       \
   OP(ExpertLinear, expert_linear, kOnAll) \
   OP(Activation, activation, kOnAll)      \
-  OP(ShortConv, short_conv, kOnCpu)       \
+  OP(ShortConv, short_conv, kOnAll)       \
   OP(KvAppend, kv_append, kOnAll)         \
   OP(SinkScore, sink_score, kOnAll)       \
   OP(CisStore, cis_store, kOnAll)         \

@@ -33,6 +33,7 @@ namespace thimble::vulkan {
   X(SlotsOfRows, "dense/slots_of_rows", "") \
   X(AddExperts, "dense/add_experts", "") \
   X(Activation, "dense/activation", "") \
+  X(ShortConv, "mixers/short_conv", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \

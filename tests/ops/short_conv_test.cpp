@@ -133,7 +133,7 @@ class ShortConvs : public OpTest {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(On, ShortConvs, ::testing::Values("cpu"), device_test_name);  // so far
+THIMBLE_OP_TESTS(ShortConvs);
 
 TEST_P(ShortConvs, AddTheLastRowsOfEachChannel) {
   for (const uint32_t taps : fewer({2, 3, 4, 8}, {2, 3, 8})) {
