@@ -614,6 +614,37 @@ Work routes(Operands& o, const Mixture& m, uint32_t rows) {
   return w;
 }
 
+// The convolution of LFM2-1.2B, whose matrices' rows are x, times and gate side by side.
+void convolution_cases(Bench& b, std::vector<Case>& cases) {
+  constexpr uint32_t kChannels = 2048, kTaps = 3;
+  for (const uint32_t wanted : {1u, 2048u}) {
+    const uint32_t rows = b.rows(wanted);
+    cases.push_back(
+        {"short_conv " + std::to_string(wanted) + (wanted == 1 ? " row" : " rows"), [rows](Operands& o) {
+           const View x = o.floats(uint64_t(rows) * 3 * kChannels), w = o.floats(kChannels * kTaps),
+                      y = o.floats(uint64_t(rows) * kChannels);
+           const uint64_t tail = uint64_t(kTaps - 1) * kChannels * sizeof(float);
+           const StateArray state{o.bytes(2 * tail).slice(0, tail), tail, 2};
+           const ShortConvParams p{.channels = kChannels,
+                                   .taps = kTaps,
+                                   .x_column = 2 * kChannels,
+                                   .times_column = 0,
+                                   .gate_column = kChannels,
+                                   .x_stride = 3 * kChannels,
+                                   .y_stride = kChannels};
+           return Work{.model = {.layers = 1, .d_model = kChannels},
+                       .session = {.chunk = rows},
+                       .max_rows = rows,
+                       .step = {.n_rows = rows, .state_from = 0, .state_to = 1},
+                       .op =
+                           [=](Recorder& r, uint32_t) {
+                             r.record(ShortConv{x, w, state, y, p});
+                           },
+                       .bytes = double(x.bytes + y.bytes + w.bytes + 2 * tail)};
+         }});
+  }
+}
+
 void mixture_cases(Bench& b, std::vector<Case>& cases) {
   for (const Mixture& m : {kQwen3Moe, kGptOss})
     for (const uint32_t wanted : {1u, 2048u}) {
@@ -1206,6 +1237,7 @@ int run(int count, char** words) {
   }
   std::vector<Case> cases;
   dense_cases(bench, cases);
+  convolution_cases(bench, cases);
   mixture_cases(bench, cases);
   reading_cases(bench, cases);
   writing_cases(bench, cases);
