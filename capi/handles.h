@@ -79,5 +79,7 @@ struct Request {
   void* progress_user = nullptr;
 };
 Result<Request> read_request(const thimble_model& model, const thimble_session_options* options);
+// The fields that are the session's, without the device, threads, heads and progress function that were lent.
+thimble_session_options write_options(const SessionOptions& options);
 
 }  // namespace thimble::capi

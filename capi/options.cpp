@@ -1,6 +1,4 @@
 // Converts options of the C API to those of the runtime, and checks each field by itself.
-#include <cmath>
-#include <initializer_list>
 #include <string>
 
 #include "capi/handles.h"
@@ -10,48 +8,34 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 
-// One enum value: its number in the C API, its name there, and its value in the runtime.
-template <typename T>
-struct Choice {
-  int32_t number;
-  const char* name;
-  T value;
-};
+static_assert(THIMBLE_DEFAULT == kDefault);
+static_assert(Positions{THIMBLE_POSITIONS_ORIGINAL} == Positions::kOriginal);
+static_assert(RetainScope{THIMBLE_RETAIN_LAYER} == RetainScope::kLayer);
+static_assert(VoteScope{THIMBLE_VOTE_LAYER} == VoteScope::kLayer);
+static_assert(VoteScope{THIMBLE_VOTE_GROUP} == VoteScope::kGroup);
+static_assert(VoteScale{THIMBLE_SCALE_SQRT} == VoteScale::kSqrt);
 
-template <typename T>
-Status read_choice(const char* field, int32_t number, std::initializer_list<Choice<T>> choices, T& out) {
+// Checks an option by itself and converts it. The planner checks counts, after it has decided the defaults.
+template <typename From, typename To>
+Status read_option(const char* field, From from, const OptionValues& values, To& to) {
+  to = static_cast<To>(from);
+  const auto number = static_cast<int32_t>(from);
   std::string allowed;
-  for (const Choice<T>& choice : choices) {
-    if (choice.number == number) {
-      out = choice.value;
-      return {};
-    }
+  for (const OptionChoice& choice : values.choices) {
+    if (choice.number == number) return {};
     allowed +=
         std::string(allowed.empty() ? "" : ", ") + choice.name + " (" + std::to_string(choice.number) + ")";
   }
+  if (allowed.empty()) return {};  // any number
   return error(Code::kInvalidArgument, "options.%s is %d; it must be one of %s", field, number,
                allowed.c_str());
 }
 
-// Finds a policy by its number in the C API, which is its row in the table of names.
-template <typename Policy>
-Status read_policy(const char* field, int32_t number, Policy& out) {
-  if (policy_name(Policy{number})) {
-    out = Policy{number};
-    return {};
-  }
-  std::string allowed;
-  for (int32_t i = 0; const char* name = policy_name(Policy{i}); ++i)
-    allowed += std::string(allowed.empty() ? "" : ", ") + name + " (" + std::to_string(i) + ")";
-  return error(Code::kInvalidArgument, "options.%s is %d; it must be one of %s", field, number,
-               allowed.c_str());
-}
-
-Status check_theta(float theta) {
-  if (theta >= -1.0f) return {};  // false for a NaN
-  return error(Code::kInvalidArgument,
-               "options.select_theta is %g; it is a cosine: -1 always reuses, 1 or more never",
-               static_cast<double>(theta));
+Status read_option(const char* field, float from, const OptionValues&, float& to) {
+  to = from;
+  if (from >= -1.0f) return {};  // false for a NaN
+  return error(Code::kInvalidArgument, "options.%s is %g; it is a cosine: -1 always reuses, 1 or more never",
+               field, static_cast<double>(from));
 }
 
 // Heads work with every handle of the model that they were trained for.
@@ -75,57 +59,30 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
     THIMBLE_TRY(check_heads(model, *o.heads));
     r.retainer = o.heads->retainer;
   }
-  const int32_t by_default = o.heads ? thimble_heads_retention(o.heads) : THIMBLE_RETENTION_NONE;
-  THIMBLE_TRY(read_policy("retention", o.retention == THIMBLE_RETENTION_DEFAULT ? by_default : o.retention,
-                          r.retention));
-  THIMBLE_TRY(read_choice<RetainScope>("retain_scope", o.retain_scope,
-                                       {{THIMBLE_RETAIN_PER_HEAD, "PER_HEAD", RetainScope::kPerHead},
-                                        {THIMBLE_RETAIN_LAYER, "LAYER", RetainScope::kLayer}},
-                                       r.retain_scope));
-  THIMBLE_TRY(read_policy("selection", o.selection, r.selection));
-  THIMBLE_TRY(read_choice<VoteScope>("vote", o.vote,
-                                     {{THIMBLE_VOTE_AUTO, "AUTO", VoteScope::kAuto},
-                                      {THIMBLE_VOTE_LAYER, "LAYER", VoteScope::kLayer},
-                                      {THIMBLE_VOTE_GROUP, "GROUP", VoteScope::kGroup}},
-                                     r.vote));
-  THIMBLE_TRY(read_choice<bool>("vote_scale", o.vote_scale,
-                                {{THIMBLE_SCALE_NONE, "NONE", false}, {THIMBLE_SCALE_SQRT, "SQRT", true}},
-                                r.vote_scaled));
-  THIMBLE_TRY(read_choice<Positions>("positions", o.positions,
-                                     {{THIMBLE_POSITIONS_LIST, "LIST", Positions::kList},
-                                      {THIMBLE_POSITIONS_ORIGINAL, "ORIGINAL", Positions::kOriginal}},
-                                     r.positions));
-  THIMBLE_TRY(read_choice<uint32_t>("select_prefill", static_cast<int32_t>(o.select_prefill),
-                                    {{0, "no", 0}, {1, "yes", 1}, {-1, "DEFAULT", kDefault}},
-                                    r.select_prefill));
-  THIMBLE_TRY(read_choice<bool>("watch", static_cast<int32_t>(o.watch), {{0, "no", false}, {1, "yes", true}},
-                                r.watch));
-  THIMBLE_TRY(check_theta(o.select_theta));
+  if (o.retention == THIMBLE_RETENTION_DEFAULT)
+    o.retention = o.heads ? thimble_heads_retention(o.heads) : THIMBLE_RETENTION_NONE;
+  THIMBLE_TRY(read_option("retention", o.retention, {kRetentionChoices}, r.retention));
+#define X(type, name, at_first, values, saved) THIMBLE_TRY(read_option(#name, o.name, values, r.name));
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
   if (o.threads > kMostThreads)
     return error(Code::kInvalidArgument,
                  "options.threads is %u; it must be at most %u, and 0 takes one a core", o.threads,
                  kMostThreads);
   r.budget = o.budget_bytes;
-  r.pool = o.pool;
-  r.chunk = o.chunk;
-  r.stabilizers = o.stabilizers;
-  r.local = o.local;
-  r.protect_init = o.protect_init;
-  r.max_new = o.max_new;
-  r.select_k = o.select_k;
-  r.select_init = o.select_init;
-  r.select_local = o.select_local;
-  r.select_theta = o.select_theta;
-  r.vote_window = o.vote_window;
-  r.select_page = o.select_page;
-  r.dense_layers = o.dense_layers;
-  r.rebuild = o.rebuild;
-  r.rebuild_every = o.rebuild_every;
-  r.context = o.context;
-  r.seed = o.seed;
   THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));
   request.device = device;
   return request;
+}
+
+thimble_session_options write_options(const SessionOptions& r) {
+  thimble_session_options o = {};
+  o.budget_bytes = r.budget;
+  o.retention = static_cast<int32_t>(r.retention);
+#define X(type, name, at_first, values, saved) o.name = static_cast<decltype(o.name)>(r.name);
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
+  return o;
 }
 
 }  // namespace thimble::capi
@@ -133,11 +90,8 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
 using namespace thimble;
 
 void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size) {
-  thimble_session_options defaults = {};
+  thimble_session_options defaults = capi::write_options({});
   defaults.retention = THIMBLE_RETENTION_DEFAULT;
-  defaults.stabilizers = defaults.local = defaults.protect_init = defaults.select_init =
-      defaults.select_prefill = defaults.dense_layers = THIMBLE_DEFAULT;
-  defaults.select_theta = 1.0f;
   capi::init_struct(options, struct_size, defaults);
 }
 

@@ -51,48 +51,39 @@ bool are_positions(std::span<const std::byte> bytes, uint64_t read, uint64_t unb
   return before < static_cast<int64_t>(read);
 }
 
+// The value of an option as files have it.
+template <typename T>
+std::string text_of(T value, const OptionValues& values) {
+  for (const OptionChoice& choice : values.choices)
+    if (choice.number == static_cast<int32_t>(value)) return choice.in_files;
+  return count(static_cast<uint32_t>(value));
+}
+
+std::string text_of(float value, const OptionValues&) {
+  char text[24];  // nine digits identify every float, independently of the locale
+  return {text, std::to_chars(text, std::end(text), value, std::chars_format::general, 9).ptr};
+}
+
+std::string text_of(const Retainer& retainer) {
+  const std::span<const std::byte> file = retainer.file.bytes();
+  return hex(checksum(file.data(), file.size()));
+}
+
 // The settings that shape the state, in the order in which differences are reported.
 std::vector<NamedSetting> saved_settings(const Engine& engine) {
   const SessionOptions& o = engine.options();
-  const char* const votes[] = {"auto", "layer", "group"};
-  char theta[24];  // nine digits identify every float, independently of the locale
-  *std::to_chars(theta, std::end(theta) - 1, o.select_theta, std::chars_format::general, 9).ptr = '\0';
-  const auto retainer = [&] {
-    const std::span<const std::byte> file = o.retainer->file.bytes();
-    return hex(checksum(file.data(), file.size()));
-  };
+  const bool on_host = engine.policies().retention->scores_on_host();
   std::vector<NamedSetting> settings = {
       {"model", engine.model().info.architecture + " " + hex(engine.model().fingerprint())},
       {"vocabulary", count(engine.model().shape.vocab)},
       {"retention", policy_name(o.retention)},
-      {"heads", o.retainer ? retainer() : "none"},
-      {"retain_scope", o.retain_scope == RetainScope::kLayer ? "layer" : "head"},
-      {"pool", count(o.pool)},
-      {"chunk", count(o.chunk)},
-      {"stabilizers", count(o.stabilizers)},
-      {"local", count(o.local)},
-      {"protect_init", count(o.protect_init)},
-      {"max_new", count(o.max_new)},
-      {"selection", policy_name(o.selection)},
-      {"select_k", count(o.select_k)},
-      {"select_init", count(o.select_init)},
-      {"select_local", count(o.select_local)},
-      {"select_theta", theta},
-      {"vote", votes[static_cast<uint32_t>(o.vote)]},
-      {"vote_scale", o.vote_scaled ? "sqrt" : "none"},
-      {"vote_window", count(o.vote_window)},
-      {"select_prefill", count(o.select_prefill)},
-      {"select_page", count(o.select_page)},
-      {"dense_layers", count(o.dense_layers)},
-      {"positions", o.positions == Positions::kOriginal ? "original" : "list"},
-      {"context", count(o.context)},
-      {"seed", count(o.seed)},
+      {"heads", o.retainer ? text_of(*o.retainer) : "none"},
   };
-  if (engine.policies()
-          .retention->scores_on_host()) {  // which files from before there were such policies lack
-    settings.push_back({"rebuild", count(o.rebuild)});
-    settings.push_back({"rebuild_every", count(o.rebuild_every)});
-  }
+#define X(type, name, at_first, values, saved)                      \
+  if (saved == Saved::kYes || (saved == Saved::kOnHost && on_host)) \
+    settings.push_back({#name, text_of(o.name, values)});
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
   return settings;
 }
 

@@ -13,7 +13,7 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kDefaultPool = 4096, kDefaultChunk = 1024, kDefaultMaxNew = 256;
-constexpr uint32_t kLargestCount = 1u << 28;  // so low that no index or byte count overflows
+constexpr uint32_t kLargestCount = kCount.most;
 constexpr uint32_t kMostLayerEntries = INT32_MAX;
 
 // The largest pool that is useful with these options.
@@ -192,6 +192,26 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
          (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
 }
 
+namespace {
+
+// Refuses numbers that are too large. An option that stays undecided, because no policy reads it, may be
+// kDefault.
+template <typename T>
+Status check_most(const char* name, T value, T at_first, const OptionValues& values) {
+  if (value == at_first || static_cast<double>(value) <= values.most) return {};
+  return error(Code::kInvalidArgument, "%s is %u; the largest is %u", name, static_cast<uint32_t>(value),
+               values.most);
+}
+
+Status check_counts(const SessionOptions& o) {
+#define X(type, name, at_first, values, saved) THIMBLE_TRY(check_most<type>(#name, o.name, at_first, values));
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
+  return {};
+}
+
+}  // namespace
+
 Result<SessionOptions> resolve(const Model& model, const SessionOptions& options) {
   SessionOptions o = options;
   if (!model.has_weights())
@@ -229,22 +249,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   if (!o.pool && !o.budget)
     o.pool = policies.retention->evicts() ? kDefaultPool : useful_pool(model, o, policies);
   if (o.pool) THIMBLE_TRY(policies.retention->resolve(model, o));
-  struct {
-    const char* name;
-    uint32_t value;
-  } const counts[] = {{"pool", o.pool},
-                      {"chunk", o.chunk},
-                      {"local", o.local},
-                      {"max_new", o.max_new},
-                      {"select_k", o.select_k},
-                      {"select_init", o.select_init == kDefault ? 0 : o.select_init},
-                      {"select_local", o.select_local},
-                      {"select_page", o.select_page},
-                      {"context", o.context},
-                      {"vote_window", o.vote_window}};
-  for (const auto& c : counts)
-    if (c.value > kLargestCount)
-      return error(Code::kInvalidArgument, "%s is %u; the largest is %u", c.name, c.value, kLargestCount);
+  THIMBLE_TRY(check_counts(o));
   return o;
 }
 

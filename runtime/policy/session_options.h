@@ -1,8 +1,11 @@
-// The options of a session. Zero and kDefault mean that resolve() in plan/planner.h decides.
+// The table of session options. thimble.h describes each of them. A new option is a field there and a row
+// here; from the row follow its field in SessionOptions, its conversion from and to the C interface, the
+// values that are refused, and its name and value in session files.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/model/model.h"
@@ -14,43 +17,90 @@ inline constexpr uint32_t kDefault = UINT32_MAX;
 
 enum class RetainScope : uint32_t { kPerHead, kLayer };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
+enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
+
+// A value that has a name: its number in the C interface and here, its name in errors and in session files.
+struct OptionChoice {
+  int32_t number;
+  const char* name;
+  const char* in_files;
+};
+
+// The values that an option may have.
+struct OptionValues {
+  std::span<const OptionChoice> choices = {};  // the only values; empty: any number
+  uint32_t most = UINT32_MAX;                  // checked after resolve() has decided the defaults
+};
+
+#define X(value, name) {static_cast<int32_t>(Retention::k##value), #name, #name},
+inline constexpr OptionChoice kRetentionChoices[] = {THIMBLE_RETENTIONS(X)};
+#undef X
+#define X(value, name) {static_cast<int32_t>(Selection::k##value), #name, #name},
+inline constexpr OptionChoice kSelectionChoices[] = {THIMBLE_SELECTIONS(X)};
+#undef X
+inline constexpr OptionChoice kRetainScopeChoices[] = {{0, "PER_HEAD", "head"}, {1, "LAYER", "layer"}};
+inline constexpr OptionChoice kVoteScopeChoices[] = {
+    {0, "AUTO", "auto"}, {1, "LAYER", "layer"}, {2, "GROUP", "group"}};
+inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "SQRT", "sqrt"}};
+inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
+inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
+inline constexpr OptionChoice kYesNoOrDefault[] = {
+    {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
+
+inline constexpr OptionValues kAnyNumber = {};
+inline constexpr OptionValues kCount = {.most = 1u << 28};  // so low that no index or byte count overflows
+inline constexpr OptionValues kCosine = {};                 // a float, at least -1
+
+// Whether a session is restored only if it has the saved session's value. kOnHost: only if its retention
+// scores on the host; other files lack the option, because they are older than it.
+enum class Saved { kNo, kYes, kOnHost };
+
+// X(type, name, value at first, values, whether it is saved), in the order of session files. Zero and
+// kDefault mean that resolve() in plan/planner.h decides. Each name is also that of the field in
+// thimble_session_options.
+// clang-format off
+#define THIMBLE_SESSION_OPTIONS(X)                                                              \
+  X(RetainScope, retain_scope,   RetainScope::kPerHead, {kRetainScopeChoices},  Saved::kYes)    \
+  X(uint32_t,    pool,           0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    chunk,          0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    stabilizers,    kDefault,              kAnyNumber,             Saved::kYes)    \
+  X(uint32_t,    local,          kDefault,              kCount,                 Saved::kYes)    \
+  X(uint32_t,    protect_init,   kDefault,              kAnyNumber,             Saved::kYes)    \
+  X(uint32_t,    max_new,        0,                     kCount,                 Saved::kYes)    \
+  X(Selection,   selection,      Selection::kDense,     {kSelectionChoices},    Saved::kYes)    \
+  X(uint32_t,    select_k,       0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    select_init,    kDefault,              kCount,                 Saved::kYes)    \
+  X(uint32_t,    select_local,   0,                     kCount,                 Saved::kYes)    \
+  X(float,       select_theta,   1.0f,                  kCosine,                Saved::kYes)    \
+  X(VoteScope,   vote,           VoteScope::kAuto,      {kVoteScopeChoices},    Saved::kYes)    \
+  X(VoteScale,   vote_scale,     VoteScale::kNone,      {kVoteScaleChoices},    Saved::kYes)    \
+  X(uint32_t,    vote_window,    0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    select_prefill, kDefault,              {kYesNoOrDefault},      Saved::kYes)    \
+  X(uint32_t,    select_page,    0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    dense_layers,   kDefault,              kAnyNumber,             Saved::kYes)    \
+  X(Positions,   positions,      Positions::kList,      {kPositionChoices},     Saved::kYes)    \
+  X(uint32_t,    context,        0,                     kCount,                 Saved::kYes)    \
+  X(uint32_t,    seed,           0,                     kAnyNumber,             Saved::kYes)    \
+  X(uint32_t,    rebuild,        0,                     kAnyNumber,             Saved::kOnHost) \
+  X(uint32_t,    rebuild_every,  0,                     kAnyNumber,             Saved::kOnHost) \
+  X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)
+// clang-format on
 
 struct SessionOptions {
   std::shared_ptr<const Retainer> retainer;
-  uint64_t budget = 0;  // bytes; 0: no limit
-
-  Retention retention = Retention::kNone;
-  RetainScope retain_scope = RetainScope::kPerHead;
-  uint32_t pool = 0;  // b: entries that each head keeps, on average
+  uint64_t budget = 0;                     // bytes; 0: no limit
+  Retention retention = Retention::kNone;  // in the C interface, its default depends on the heads
   // The share of the pool of each head, [layer][kv head], 1 on average. Null: all heads get the same. The
   // policy takes the shares from the retainer's file.
   std::shared_ptr<const std::vector<float>> shares;
   // The number of entries that each head keeps, [layer][kv head]. Empty: each head keeps `pool`. Values of
   // windowed layers are not used.
   std::vector<uint32_t> keeps;
-  uint32_t chunk = 0;
-  uint32_t stabilizers = kDefault;
-  uint32_t local = kDefault;
-  uint32_t protect_init = kDefault;
-  uint32_t max_new = 0;
 
-  Selection selection = Selection::kDense;
-  uint32_t select_k = 0, select_init = kDefault, select_local = 0;
-  float select_theta = 1.0f;
-  VoteScope vote = VoteScope::kAuto;
-  bool vote_scaled = false;
-  uint32_t vote_window = 0;
-  uint32_t select_prefill = kDefault;  // 1: also in prefill
-  uint32_t select_page = 0;            // entries of a page
-  uint32_t dense_layers = kDefault;    // first layers, which attend to every entry
-
-  Positions positions = Positions::kList;
-  uint32_t context = 0;
-  uint32_t seed = 0;
-  uint32_t rebuild = 0;        // evicted tokens that one step reads again
-  uint32_t rebuild_every = 0;  // steps between two steps that read tokens again
-  bool watch = false;          // store what is needed to report the attention of the last token
+#define X(type, name, at_first, values, saved) type name = at_first;
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
 };
 
 }  // namespace thimble

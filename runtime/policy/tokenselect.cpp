@@ -86,6 +86,7 @@ class TokenSelect : public SelectionPolicy {
                     .cached = layer.query,
                     .gate = gate,
                     .p = {.cols = m.q_cols(), .heads = m.kv_heads, .head_state = l.head_state()}});
+    const bool scaled = o.vote_scale == VoteScale::kSqrt;
     l.recorder.record(TokenScore{.q = l.at.qkv,
                                  .k = l.pool().k,
                                  .rope = l.rope_table(),
@@ -100,7 +101,7 @@ class TokenSelect : public SelectionPolicy {
                                        .head_state = l.head_state(),
                                        .score_capacity = reach,
                                        .equal_heads = l.has_equal_heads(),
-                                       .scale = o.vote_scaled ? l.setting.model.attention_scale : 1.0f,
+                                       .scale = scaled ? l.setting.model.attention_scale : 1.0f,
                                        .rope = l.rope()}});
     const bool by_position = o.vote == VoteScope::kLayer;
     const uint32_t vote_capacity = by_position ? vote_capacity_ : reach;

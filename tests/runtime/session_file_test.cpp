@@ -231,7 +231,7 @@ TEST(SessionFile, NamesTheSettingThatDiffers) {
       {"select_local 32, this session has 33", [](auto& o) { o.select_local = 33; }},
       {"select_theta 0.5, this session has 0.50000006", [](auto& o) { o.select_theta = 0.50000006f; }},
       {"vote group, this session has layer", [](auto& o) { o.vote = VoteScope::kLayer; }},
-      {"vote_scale none, this session has sqrt", [](auto& o) { o.vote_scaled = true; }},
+      {"vote_scale none, this session has sqrt", [](auto& o) { o.vote_scale = VoteScale::kSqrt; }},
       {"vote_window 0, this session has 3", [](auto& o) { o.vote_window = 3; }},
       {"select_prefill 0, this session has 1", [](auto& o) { o.select_prefill = 1; }},
       {"positions list, this session has original", [](auto& o) { o.positions = Positions::kOriginal; }},
