@@ -42,11 +42,22 @@ struct thimble_heads {
   std::shared_ptr<const thimble::Model> model;  // the model that they were checked against
 };
 
+namespace thimble::capi {
+
+// The options of a session that the runtime's sessions do not have.
+struct OutsideOptions {
+  std::string device;  // its name
+  uint32_t threads = 0;
+  thimble_progress_fn progress = nullptr;
+  void* progress_user = nullptr;
+};
+
+}  // namespace thimble::capi
+
 struct thimble_session {
   std::unique_ptr<thimble::Session> session;
   std::atomic<bool> busy = false;
-  thimble_progress_fn progress = nullptr;
-  void* progress_user = nullptr;
+  thimble::capi::OutsideOptions outside;
   // thimble_session_text: the bytes held back, and buffers for the longest piece, so that it does not
   // allocate.
   thimble::Utf8Stream held;
@@ -75,11 +86,10 @@ inline Status need_token(const Model& model, int32_t id) {
 struct Request {
   SessionOptions options;
   std::shared_ptr<Device> device;
-  thimble_progress_fn progress = nullptr;
-  void* progress_user = nullptr;
+  OutsideOptions outside;
 };
 Result<Request> read_request(const thimble_model& model, const thimble_session_options* options);
-// The fields that are the session's, without the device, threads, heads and progress function that were lent.
-thimble_session_options write_options(const SessionOptions& options);
+// The opposite, without heads, which belong to the caller. The result refers to `outside`.
+thimble_session_options write_options(const SessionOptions&, const OutsideOptions& outside);
 
 }  // namespace thimble::capi

@@ -52,8 +52,6 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   THIMBLE_TRY(read_struct(lent, "options", o));
 
   Request request;
-  request.progress = o.progress;
-  request.progress_user = o.progress_user;
   SessionOptions& r = request.options;
   if (o.heads) {
     THIMBLE_TRY(check_heads(model, *o.heads));
@@ -72,11 +70,16 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   r.budget = o.budget_bytes;
   THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));
   request.device = device;
+  request.outside = {device->info().name, o.threads, o.progress, o.progress_user};
   return request;
 }
 
-thimble_session_options write_options(const SessionOptions& r) {
+thimble_session_options write_options(const SessionOptions& r, const OutsideOptions& outside) {
   thimble_session_options o = {};
+  o.device = outside.device.c_str();
+  o.threads = outside.threads;
+  o.progress = outside.progress;
+  o.progress_user = outside.progress_user;
   o.budget_bytes = r.budget;
   o.retention = static_cast<int32_t>(r.retention);
 #define X(type, name, at_first, values, saved) o.name = static_cast<decltype(o.name)>(r.name);
@@ -90,7 +93,8 @@ thimble_session_options write_options(const SessionOptions& r) {
 using namespace thimble;
 
 void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size) {
-  thimble_session_options defaults = capi::write_options({});
+  thimble_session_options defaults = capi::write_options({}, {});
+  defaults.device = nullptr;
   defaults.retention = THIMBLE_RETENTION_DEFAULT;
   capi::init_struct(options, struct_size, defaults);
 }

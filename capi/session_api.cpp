@@ -39,11 +39,10 @@ thimble_status enter(thimble_session* session, thimble_error* out, Body body) no
 }
 
 // Creates the handle of a session. It allocates everything that later calls need.
-std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, thimble_progress_fn progress,
-                                      void* user) {
+std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, const OutsideOptions& outside) {
   auto handle = std::make_unique<thimble_session>();
-  if (progress)
-    session->set_progress([progress, user](const Progress& now) {
+  if (outside.progress)
+    session->set_progress([progress = outside.progress, user = outside.progress_user](const Progress& now) {
       thimble_progress shown = {};
       shown.struct_size = sizeof shown;
       shown.pool_entries = now.entries;
@@ -59,8 +58,7 @@ std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, thimble_
     handle->text.reserve((tokenizer.longest_piece() + kHeld) * kReplacement.size());
   }
   handle->session = std::move(session);
-  handle->progress = progress;
-  handle->progress_user = user;
+  handle->outside = outside;
   return handle;
 }
 
@@ -160,7 +158,7 @@ thimble_status thimble_session_create(const thimble_model* model, const thimble_
     THIMBLE_TRY(need(session, "session"));
     THIMBLE_LET(request, read_request(*model, options));
     THIMBLE_LET(made, Session::create(model->model, request.device, request.options));
-    *session = wrap(std::move(made), request.progress, request.progress_user).release();
+    *session = wrap(std::move(made), request.outside).release();
     return {};
   });
 }
@@ -248,7 +246,7 @@ thimble_status thimble_session_clone(thimble_session* session, thimble_session**
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need(clone, "clone"));
     THIMBLE_LET(twin, s.session->clone());
-    std::unique_ptr<thimble_session> handle = wrap(std::move(twin), s.progress, s.progress_user);
+    std::unique_ptr<thimble_session> handle = wrap(std::move(twin), s.outside);
     handle->held = s.held;
     *clone = handle.release();
     return {};
@@ -380,6 +378,15 @@ thimble_status thimble_session_memory(thimble_session* session, thimble_memory* 
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_struct(memory, "memory"));
     write_struct(memory, describe(s.session->model(), s.session->plan(), s.session->allocated()));
+    return {};
+  });
+}
+
+thimble_status thimble_session_get_options(thimble_session* session, thimble_session_options* options,
+                                           thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_struct(options, "options"));
+    write_struct(options, write_options(s.session->plan().options, s.outside));
     return {};
   });
 }

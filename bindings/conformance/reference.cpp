@@ -96,6 +96,7 @@ class Runner {
     if (verb == "kept_by_position") return kept_by_position(session);
     if (verb == "stats") return stats(session);
     if (verb == "memory") return memory(session);
+    if (verb == "decided") return decided(session);
     if (verb == "shrink") return shrink(session, step.at("pool"));
     if (verb == "close") {
       sessions_.erase(step.at("session"));
@@ -361,6 +362,19 @@ class Runner {
             {"capacity", memory.capacity},
             {"holds_some", memory.allocated > 0},
             {"within_the_budget", memory.allocated <= memory.budget}};
+  }
+
+  Json decided(thimble_session* session) {
+    thimble_session_options options = {};
+    options.struct_size = sizeof options;
+    check(thimble_session_get_options(session, &options, nullptr));
+    return {{"pool", options.pool},
+            {"chunk", options.chunk},
+            {"stabilizers", options.stabilizers},
+            {"local", options.local},
+            {"protect_init", options.protect_init},
+            {"max_new", options.max_new},
+            {"select_prefill", options.select_prefill}};
   }
 
   Json kept(thimble_session* session, const Json& step) {

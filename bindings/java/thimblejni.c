@@ -633,6 +633,15 @@ METHOD(void, memory)(ENV, jlong session, jobject out) {
     show(env, kMemory, COUNT(kMemory), &memory, out);
 }
 
+// Returns the device's name.
+METHOD(jbyteArray, options)(ENV, jlong session, jobject out) {
+  thimble_error error = NEW_ERROR;
+  thimble_session_options options = {.struct_size = sizeof options};
+  if (!done(env, thimble_session_get_options(SESSION, &options, &error), &error)) return NULL;
+  show(env, kOptions, COUNT(kOptions), &options, out);
+  return bytes(env, options.device, strlen(options.device));
+}
+
 METHOD(void, stats)(ENV, jlong session, jobject out) {
   thimble_error error = NEW_ERROR;
   thimble_stats stats = {.struct_size = sizeof stats};

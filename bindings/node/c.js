@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 7; // THIMBLE_ABI that this file was written for; a library with a larger number works too
+const ABI = 8; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -130,6 +130,7 @@ int32_t thimble_session_kept_by_position(void *session, void *kept, void *attend
 void thimble_sampler_options_init(_Out_ thimble_sampler_options *options, uint32_t struct_size)
 int32_t thimble_session_set_sampler(void *session, thimble_sampler_options *options, _Inout_ thimble_error *error)
 int32_t thimble_session_memory(void *session, _Inout_ thimble_memory *memory, _Inout_ thimble_error *error)
+int32_t thimble_session_get_options(void *session, _Inout_ thimble_session_options *options, _Inout_ thimble_error *error)
 int32_t thimble_session_stats(void *session, _Inout_ thimble_stats *stats, _Inout_ thimble_error *error)
 int32_t thimble_session_save(void *session, const char *path, const void *note, uint64_t note_size, _Inout_ thimble_error *error)
 int32_t thimble_session_restore(void *session, const char *path, _Inout_ thimble_error *error)

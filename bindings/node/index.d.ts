@@ -225,6 +225,8 @@ export class Session {
   keptByPosition(options?: { attended?: boolean }): { kept: Float32Array; attended: Float32Array };
   setSampler(sampler: SamplerOptions): void;
   memory(): Memory;
+  /** The options of the session with every default decided, without heads. */
+  options(): Required<Omit<SessionOptions, 'heads'>>;
   stats(): Stats;
   /** Save the session to a file, together with `note`. */
   save(path: string, note?: string | Uint8Array): Promise<void>;

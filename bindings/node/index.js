@@ -49,6 +49,13 @@ function sessionOptions(values, model) {
   });
 }
 
+// The word of an option's number.
+function word(field, number) {
+  const prefix = words[field];
+  const name = Object.keys(constants).find((constant) => constant.startsWith(prefix) && constants[constant] === number);
+  return name.slice(prefix.length).toLowerCase();
+}
+
 const buffer = (text) => (typeof text === 'string' ? Buffer.from(text) : text);
 const ids = (tokens) => (tokens instanceof Int32Array ? tokens : Int32Array.from(tokens));
 const bytes = (attempt) => twoCalls((size) => Buffer.alloc(size), attempt);
@@ -332,6 +339,12 @@ export class Session {
 
   memory() {
     return filled('thimble_memory', 'thimble_session_memory', pointerOf(this));
+  }
+
+  options() {
+    const { progress, progressUser, heads, ...options } = filled('thimble_session_options', 'thimble_session_get_options', pointerOf(this));
+    for (const field of Object.keys(words)) options[camel(field)] = word(field, options[camel(field)]);
+    return options;
   }
 
   stats() {

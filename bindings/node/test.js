@@ -229,6 +229,10 @@ class Runner {
     return pick(session.stats(), 'position', 'waiting', 'entries', 'evictions', 'generated', 'prefill_tokens');
   }
 
+  decided(_, session) {
+    return pick(session.options(), 'pool', 'chunk', 'stabilizers', 'local', 'protect_init', 'max_new', 'select_prefill');
+  }
+
   memory(_, session) {
     const memory = session.memory();
     return { ...pick(memory, 'pool', 'capacity'), holds_some: memory.allocated > 0, within_the_budget: memory.allocated <= memory.budget };

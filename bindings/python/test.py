@@ -201,6 +201,9 @@ class Runner:
         return {**self.pick(memory, "pool", "capacity"), "holds_some": memory.allocated > 0,
                 "within_the_budget": memory.allocated <= memory.budget}
 
+    def decided(self, session):
+        return self.pick(session.options(), "pool", "chunk", "stabilizers", "local", "protect_init", "max_new", "select_prefill")
+
     def shrink(self, session, pool):
         return {"freed_some": session.shrink(pool) > 0}
 

@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 7
+#define THIMBLE_ABI 8
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -776,6 +776,13 @@ THIMBLE_API thimble_status thimble_session_set_sampler(thimble_session* session,
  * first. */
 THIMBLE_API thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory,
                                                   thimble_error* error);
+
+/* The options of the session, with every default decided that its policies use: the pool that fits the budget, for
+ * example, or `local`. A session that is created with them, and with its heads, has the same options and plan, unless it
+ * was shrunk. `heads` is NULL, because the caller may have freed them; `threads` is as it was given; `device` is the
+ * device's name, valid until the session is freed. Set options->struct_size first. */
+THIMBLE_API thimble_status thimble_session_get_options(thimble_session* session, thimble_session_options* options,
+                                                       thimble_error* error);
 
 /* Counters of a session since it was created or reset. */
 typedef struct thimble_stats {

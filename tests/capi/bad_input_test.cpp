@@ -584,6 +584,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"set_sampler", [&](auto* e) { return thimble_session_set_sampler(nullptr, nullptr, e); }},
       {"memory", [&](auto* e) { return thimble_session_memory(s, nullptr, e); }},
       {"stats", [&](auto* e) { return thimble_session_stats(s, nullptr, e); }},
+      {"get_options", [&](auto* e) { return thimble_session_get_options(nullptr, nullptr, e); }},
+      {"get_options options", [&](auto* e) { return thimble_session_get_options(s, nullptr, e); }},
   };
   for (const auto& [name, call] : calls) {
     Error e;

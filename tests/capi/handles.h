@@ -222,6 +222,14 @@ inline thimble_stats stats(const SessionHandle& session) {
   return value;
 }
 
+inline thimble_session_options decided_options(const SessionHandle& session) {
+  Error e;
+  thimble_session_options value = {};
+  value.struct_size = sizeof value;
+  EXPECT_OK(thimble_session_get_options(session.get(), &value, &e), e);
+  return value;
+}
+
 inline thimble_memory memory(const SessionHandle& session) {
   Error e;
   thimble_memory value = {};

@@ -205,6 +205,71 @@ TEST(Defaults, ComeFromTheHeads) {
   EXPECT_EQ(memory.capacity, 16384u);
 }
 
+TEST(Defaults, ThatWereDecidedCanBeReadBack) {
+  const SmallModel small;
+  thimble_session_options options = default_options();
+  options.retention = THIMBLE_RETENTION_WINDOW;
+  options.budget_bytes = 64 << 20;
+  options.threads = 2;
+  const SessionHandle session = create(small.model, options);
+  const thimble_session_options decided = decided_options(session);
+  EXPECT_EQ(decided.struct_size, sizeof decided);
+  EXPECT_STREQ(decided.device, "cpu");
+  EXPECT_EQ(decided.threads, 2u);
+  EXPECT_EQ(decided.heads, nullptr);
+  EXPECT_EQ(decided.budget_bytes, options.budget_bytes);
+  EXPECT_EQ(decided.retention, THIMBLE_RETENTION_WINDOW);
+  EXPECT_GT(decided.pool, 0u);
+  EXPECT_EQ(decided.pool, memory(session).pool);
+  EXPECT_EQ(decided.chunk, 1024u);
+  EXPECT_EQ(decided.stabilizers, 0u);
+  EXPECT_EQ(decided.local, 100u);
+  EXPECT_EQ(decided.protect_init, 4u);
+  EXPECT_EQ(decided.max_new, 256u);
+  EXPECT_EQ(decided.select_prefill, 0u);
+
+  options.retention = THIMBLE_RETENTION_DEFAULT;
+  const thimble_session_options dense = decided_options(create(small.model, options));
+  EXPECT_EQ(dense.retention, THIMBLE_RETENTION_NONE);
+  EXPECT_EQ(dense.local, 0u);
+
+  thimble_session_options old = {};
+  old.struct_size = kFirstOptions;
+  old.select_page = 77;
+  Error e;
+  EXPECT_OK(thimble_session_get_options(session.get(), &old, &e), e);
+  EXPECT_EQ(old.local, 100u);
+  EXPECT_EQ(old.select_page, 77u);
+}
+
+// The fields that sessions can differ in, as one string of bytes.
+std::string fields_of(thimble_session_options options) {
+  options.device = nullptr;  // each session has its own copy of the name
+  return {reinterpret_cast<const char*>(&options), sizeof options};
+}
+
+TEST(Defaults, ThatWereDecidedMakeAnEqualSession) {
+  const SmallModel small;
+  const FileBytes bytes = uneven_heads().bytes();
+  const HeadsHandle heads = open_heads(small.model, bytes);
+  for (const int32_t retention : {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET})
+    for (const int32_t selection :
+         {THIMBLE_SELECTION_DENSE, THIMBLE_SELECTION_TOKENSELECT, THIMBLE_SELECTION_QUEST}) {
+      thimble_session_options options = default_options();
+      options.retention = retention;
+      options.selection = selection;
+      options.heads = heads.get();
+      options.budget_bytes = 64 << 20;
+      const SessionHandle first = create(small.model, options);
+      thimble_session_options decided = decided_options(first);
+      decided.heads = heads.get();
+      const SessionHandle second = create(small.model, decided);
+      decided.heads = nullptr;
+      EXPECT_EQ(fields_of(decided), fields_of(decided_options(second))) << retention << " " << selection;
+      EXPECT_EQ(memory(first).total, memory(second).total) << retention << " " << selection;
+    }
+}
+
 // An invalid option, alone or with others, and a word that the message must contain.
 struct Refusal {
   const char* what;

@@ -164,6 +164,7 @@ final class Runner {
         result.put("within_the_budget", memory.allocated <= memory.budget);
         return result;
       }
+      case "decided": return pick(session.options(), "pool", "chunk", "stabilizers", "local", "protect_init", "max_new", "select_prefill");
       case "shrink": return Map.of("freed_some", session.shrink(step.integer("pool")) > 0);
       case "close":
         sessions.remove(step.text("session")).close();

@@ -61,6 +61,7 @@ final class Native {
   static native float[] attendedByPosition(long session);
   static native void setSampler(long session, Sampler sampler);
   static native void memory(long session, Memory out);
+  static native byte[] options(long session, Options out);
   static native void stats(long session, Stats out);
   static native void save(long session, byte[] path, byte[] note);
   static native void restore(long session, byte[] path);

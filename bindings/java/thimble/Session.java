@@ -134,6 +134,13 @@ public final class Session extends Handle {
     return memory;
   }
 
+  /** The options of the session with every default decided, without heads. */
+  public Options options() {
+    Options options = new Options();
+    options.device = Thimble.text(call(session -> Native.options(session, options)));
+    return options;
+  }
+
   public Stats stats() {
     Stats stats = new Stats();
     run(session -> Native.stats(session, stats));

@@ -192,6 +192,13 @@ def _c_options(options: Optional[Options], model: "Model") -> Iterator[_c.thimbl
         yield struct
 
 
+def _word(name: str, number: int) -> str:
+    """The word of an option's number."""
+    prefix = _WORDS[name]
+    return next(constant[len(prefix):].lower() for constant, value in _c.CONSTANTS.items()
+                if constant.startswith(prefix) and value == number)
+
+
 def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) -> Any:
     if name in _WORDS:
         constant = _WORDS[name] + value.upper()
@@ -596,6 +603,12 @@ class Session(_Handle):
         """The memory of the session."""
         with self._turn:
             return _filled(Memory, _c.thimble_memory, "thimble_session_memory", self._pointer())
+
+    def options(self) -> Options:
+        """The options of the session with every default decided, without heads."""
+        with self._turn:
+            options = _filled(Options, _c.thimble_session_options, "thimble_session_get_options", self._pointer())
+        return dataclasses.replace(options, **{name: _word(name, getattr(options, name)) for name in _WORDS})
 
     def stats(self) -> Stats:
         with self._turn:

@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 7  # THIMBLE_ABI that this file was written for; a library with a larger number works too
+ABI = 8  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -148,6 +148,7 @@ FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("thimble_sampler_options_init", None, [POINTER(thimble_sampler_options), c_uint32]),
     ("thimble_session_set_sampler", _status, [_handle, POINTER(thimble_sampler_options), _error]),
     ("thimble_session_memory", _status, [_handle, POINTER(thimble_memory), _error]),
+    ("thimble_session_get_options", _status, [_handle, POINTER(thimble_session_options), _error]),
     ("thimble_session_stats", _status, [_handle, POINTER(thimble_stats), _error]),
     ("thimble_session_save", _status, [_handle, c_char_p, c_char_p, c_uint64, _error]),
     ("thimble_session_restore", _status, [_handle, c_char_p, _error]),

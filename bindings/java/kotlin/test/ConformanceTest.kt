@@ -142,6 +142,10 @@ private class KotlinRunner(private val root: File, private val file: File) {
             said("pool" to pool, "capacity" to capacity, "holds_some" to (allocated > 0),
                 "within_the_budget" to (allocated <= budget))
         }
+        "decided" -> with(session.options()) {
+            said("pool" to pool, "chunk" to chunk, "stabilizers" to stabilizers, "local" to local,
+                "protect_init" to protectInit, "max_new" to maxNew, "select_prefill" to selectPrefill)
+        }
         "shrink" -> said("freed_some" to (session.shrink(step.int("pool")) > 0))
         "close" -> said("closed" to true).also { sessions.remove(step.text("session"))!!.close() }
         else -> error("no such step: $step")

@@ -112,7 +112,7 @@ structs! {
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 7;
+    THIMBLE_ABI: u32 = 8;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
@@ -242,6 +242,9 @@ functions! {
     ) -> thimble_status;
     fn thimble_session_memory(
         session: *mut thimble_session, memory: *mut thimble_memory, error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_session_get_options(
+        session: *mut thimble_session, options: *mut thimble_session_options, error: *mut thimble_error,
     ) -> thimble_status;
     fn thimble_session_stats(
         session: *mut thimble_session, stats: *mut thimble_stats, error: *mut thimble_error,

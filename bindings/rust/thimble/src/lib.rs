@@ -528,6 +528,14 @@ impl Session {
         Ok(memory)
     }
 
+    /// The options of the session with every default decided, without heads.
+    pub fn options(&mut self) -> Result<Options> {
+        let mut raw = zeroed::<sys::thimble_session_options>();
+        raw.struct_size = size_of::<sys::thimble_session_options>() as u32;
+        self.call(|s, error| unsafe { sys::thimble_session_get_options(s, &mut raw, error) })?;
+        Ok(Options::reported(raw))
+    }
+
     pub fn stats(&mut self) -> Result<Stats> {
         let mut stats = zeroed::<Stats>();
         stats.struct_size = size_of::<Stats>() as u32;

@@ -1,7 +1,7 @@
 //! Options of sessions, samplers and chats, with the header's defaults. Methods named like the fields set them.
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::mem::size_of;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use crate::{c_text, sys, zeroed, Error, Heads, Model, Result};
@@ -83,10 +83,23 @@ impl Options {
         self
     }
 
+    /// All options as numbers; `device` and `heads` are null.
+    pub fn fields(&self) -> &sys::thimble_session_options {
+        &self.raw
+    }
+
     /// A trained retainer of the session's model.
     pub fn heads(mut self, heads: &Heads) -> Self {
         self.heads = Some(heads.clone());
         self
+    }
+
+    /// A copy of options that a session reports.
+    pub(crate) fn reported(mut raw: sys::thimble_session_options) -> Options {
+        // Safety: the session owns the name, which ends with a NUL character.
+        let device = (!raw.device.is_null()).then(|| unsafe { CStr::from_ptr(raw.device) }.to_owned());
+        (raw.device, raw.progress, raw.progress_user) = (null(), null(), null_mut());
+        Options { raw, device, heads: None }
     }
 
     /// These options with their pointers set.

@@ -183,6 +183,19 @@ impl Runner {
                     ("prefill_tokens", whole(stats.prefill_tokens)),
                 ]))
             }
+            "decided" => {
+                let options = session.options()?;
+                let options = options.fields();
+                Ok(object([
+                    ("pool", whole(options.pool)),
+                    ("chunk", whole(options.chunk)),
+                    ("stabilizers", whole(options.stabilizers)),
+                    ("local", whole(options.local)),
+                    ("protect_init", whole(options.protect_init)),
+                    ("max_new", whole(options.max_new)),
+                    ("select_prefill", whole(options.select_prefill)),
+                ]))
+            }
             "memory" => {
                 let memory = session.memory()?;
                 Ok(object([
