@@ -169,6 +169,12 @@ thimble_memory memory(const Session& session) {
   return memory;
 }
 
+thimble_session_options decided_options(const Session& session) {
+  auto options = sized<thimble_session_options>();
+  call(thimble_session_get_options, session.get(), &options);
+  return options;
+}
+
 thimble_stats stats(const Session& session) {
   auto stats = sized<thimble_stats>();
   call(thimble_session_stats, session.get(), &stats);

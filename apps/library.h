@@ -93,6 +93,8 @@ thimble_memory plan(const Model& model, const thimble_session_options& options);
 // The number of entries that each KV head keeps, layer by layer; 0 for layers with a window.
 std::vector<uint32_t> plan_heads(const Model& model, const thimble_session_options& options);
 thimble_memory memory(const Session& session);
+// The session's options with every default decided.
+thimble_session_options decided_options(const Session& session);
 thimble_stats stats(const Session& session);
 thimble_device_rates measure_device(const std::string& device, uint32_t threads);
 

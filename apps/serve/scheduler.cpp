@@ -25,14 +25,6 @@ void show_progress(void*, const thimble_progress* progress) {
   reading_job->total = progress->total;
 }
 
-// Returns `local` or its default (thimble.h).
-uint32_t settled_local(const thimble_session_options& options) {
-  if (options.local != THIMBLE_DEFAULT) return options.local;
-  const bool none =
-      options.retention == THIMBLE_RETENTION_NONE || options.retention == THIMBLE_RETENTION_ADORE;
-  return none ? 0 : 100;
-}
-
 // The logarithm of the sum of the exponentials of all logits. The log-probability of a token is its logit
 // minus this.
 double log_sum(const std::vector<float>& logits) {
@@ -202,7 +194,8 @@ void Scheduler::fill(const Policies& policies) {
   for (const auto& slot : slots_) {
     Session& first = slots_.front()->session;
     slot->session = first ? clone(first) : create_session(model_, policies.options);
-    slot->history = History(memory(first).chunk, settled_local(policies.options));
+    const thimble_session_options decided = decided_options(first);
+    slot->history = History(decided.chunk, decided.local);
   }
   const std::lock_guard lock(mutex_);
   evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
