@@ -4,6 +4,8 @@
 Writes {"structs": {NAME: {"size": N, "fields": {FIELD: [OFFSET, SIZE]}}}, "constants": {NAME: VALUE}, "functions": [NAME]}. The
 header's declarations are found by their form, the numbers come from a C program. What no binding has (LEFT_OUT) is not in it, so
 that a test may ask for all of the rest. CC names the compiler; the default is cc.
+
+Fails if a binding's list of session options (OPTION_LISTS) lacks an option of the header.
 """
 import json
 import os
@@ -13,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-INCLUDE = pathlib.Path(__file__).resolve().parent.parent / "include"
+BINDINGS = pathlib.Path(__file__).resolve().parent
+INCLUDE = BINDINGS.parent / "include"
 
 # Bindings read texts; training and inspecting models are done with the command. Names with these prefixes are left out.
 LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimble_model_(open_|metadata|tensor)|thimble_tensor"
@@ -21,6 +24,28 @@ LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimb
                       r"|thimble_session_(save_fd|restore_fd|plan_heads)|thimble_status_text|THIMBLE_TRAINING|THIMBLE_VERSION"
                       r"|THIMBLE_CHAT_CONTINUE|THIMBLE_CHAT_PARSE_CONTENT"
                       r"|THIMBLE_TOKENIZE_CONTINUE|thimble_tokenize_cut")
+
+# Where a binding lists the session options: the file, and the part of it. Names are written like_this or likeThis.
+OPTION_LISTS = [("python/thimble/_c.py", r"^class thimble_session_options\b.*?\)\]$"),
+                ("python/thimble/__init__.py", r"^class Options:.*?\n\n\n"),
+                ("node/c.js", r"^  thimble_session_options:.*?\}\),$"),
+                ("node/index.d.ts", r"^export interface SessionOptions \{.*?^\}$"),
+                ("rust/thimble-sys/src/lib.rs", r"^    thimble_session_options \{.*?\}$"),
+                ("rust/thimble/src/options.rs", r"^impl Options \{.*?^\}$"),
+                ("java/thimblejni.c", r"^#define STRUCT thimble_session_options$.*?^#undef STRUCT$"),
+                ("java/thimble/Options.java", r"^public final class Options \{.*?^\}$")]
+# Fields that are not options, or that bindings have in another form.
+OTHER_FIELDS = {"struct_size", "reserved", "progress", "progress_user", "device", "heads"}
+
+
+def missing_options(fields):
+    """A sentence for each list of options that lacks one of these fields."""
+    for file, part in OPTION_LISTS:
+        options = re.search(part, (BINDINGS / file).read_text(), re.MULTILINE | re.DOTALL).group()
+        written = {re.sub(r"([A-Z])", lambda capital: "_" + capital.group().lower(), word) for word in re.findall(r"\w+", options)}
+        for field in fields:
+            if field not in OTHER_FIELDS and field not in written:
+                yield f"bindings/{file} lacks the session option {field} of thimble.h; add it to the list there"
 
 
 def declarations(header):
@@ -61,6 +86,9 @@ def program(structs, constants):
 def main():
     structs, constants, functions = declarations((INCLUDE / "thimble" / "thimble.h").read_text())
     structs = [(name, fields) for name, fields in structs if not LEFT_OUT.match(name)]
+    missing = list(missing_options(dict(structs)["thimble_session_options"]))
+    if missing:
+        sys.exit("\n".join(missing))
     constants = [name for name in constants if not LEFT_OUT.match(name)]
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "layouts.c"

@@ -8,6 +8,17 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 
+// Every field of the C struct has a row in the table of options, or is one of those that are read here by
+// name.
+using Options = thimble_session_options;
+#define X(type, name, at_first, values, saved) +sizeof(Options::name)
+static_assert(sizeof(Options) == sizeof(Options::struct_size) + sizeof(Options::threads) +
+                                     sizeof(Options::device) + sizeof(Options::heads) +
+                                     sizeof(Options::budget_bytes) + sizeof(Options::retention) +
+                                     sizeof(Options::progress) + sizeof(Options::progress_user) +
+                                     sizeof(Options::reserved) THIMBLE_SESSION_OPTIONS(X));
+#undef X
+
 static_assert(THIMBLE_DEFAULT == kDefault);
 static_assert(Positions{THIMBLE_POSITIONS_ORIGINAL} == Positions::kOriginal);
 static_assert(RetainScope{THIMBLE_RETAIN_LAYER} == RetainScope::kLayer);
