@@ -197,24 +197,21 @@ std::string SessionFile::info() const {
     entries += count;
     most = std::max(most, count);
   }
-  std::string json = "{";
-  const auto add = [&](const char* key, uint64_t value) {
-    json += (json.size() > 1 ? ",\"" : "\"") + std::string(key) + "\":" + std::to_string(value);
-  };
-  add("version", sequence.state_slot == kNoState ? kVersion : kVersionWithStates);
-  add("bytes", file.size());
-  add("position", sequence.position());
-  add("read", sequence.read);
-  add("waiting", sequence.waiting.size());
-  add("generated", sequence.generated);
-  add("entries", most);
-  add("entries_of_all_heads", entries);
-  add("heads", pools.size());
-  add("note_bytes", note.size());
-  json += ",\"settings\":{";
-  for (size_t i = 0; i < settings.size(); ++i)
-    json += (i ? "," : "") + json_quoted(settings[i].name) + ":" + json_quoted(settings[i].value);
-  return json + "}}";
+  JsonWriter json;
+  json.number("version", sequence.state_slot == kNoState ? kVersion : kVersionWithStates);
+  json.number("bytes", file.size());
+  json.number("position", sequence.position());
+  json.number("read", sequence.read);
+  json.number("waiting", sequence.waiting.size());
+  json.number("generated", sequence.generated);
+  json.number("entries", most);
+  json.number("entries_of_all_heads", entries);
+  json.number("heads", pools.size());
+  json.number("note_bytes", note.size());
+  JsonWriter named;
+  for (const NamedSetting& setting : settings) named.text(setting.name, setting.value);
+  json.raw("settings", named.object());
+  return json.object();
 }
 
 }  // namespace thimble

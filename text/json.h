@@ -1,4 +1,5 @@
-// A JSON reader that goes from front to back. The caller says what it expects and builds its own values.
+// A JSON reader that goes from front to back: the caller says what it expects and builds its own values. A
+// JSON writer for objects and arrays.
 #pragma once
 
 #include <string>
@@ -69,5 +70,23 @@ void append_utf8(std::string& out, uint32_t code);
 
 // `text` as a JSON string in quotes. Invalid UTF-8 becomes U+FFFD.
 std::string json_quoted(std::string_view text);
+
+// Writes an object or array from front to back.
+class JsonWriter {
+ public:
+  // Members of an object.
+  void text(std::string_view name, std::string_view value) { raw(name, json_quoted(value)); }
+  void number(std::string_view name, uint64_t value) { raw(name, std::to_string(value)); }
+  void raw(std::string_view name, const std::string& json) { element(json_quoted(name) + ": " + json); }
+  // An element of an array.
+  void element(const std::string& json) { text_ += (text_.empty() ? "" : ", ") + json; }
+
+  std::string object() const { return "{" + text_ + "}"; }
+  std::string array() const { return "[" + text_ + "]"; }
+  bool empty() const { return text_.empty(); }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace thimble

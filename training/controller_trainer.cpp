@@ -431,12 +431,18 @@ std::string ControllerTrainer::verdict() const {
 
 std::string ControllerTrainer::report() const {
   const ControllerQuality& q = quality_;
-  return "{\"kind\": \"adore\", \"step\": " + std::to_string(fit_.best_step) +
-         ", \"queries\": " + std::to_string((texts_.size() - learnt_) * kQueries) +
-         ", \"base_rate\": " + json_number(q.base_rate()) + ", \"accuracy\": " + json_number(q.accuracy()) +
-         ", \"f1\": " + json_number(q.f1()) + ", \"f1_of_best\": " + json_number(q.f1_of_best()) +
-         ", \"f1_of_last\": " + json_number(q.f1_of_last()) + ", \"seconds\": " + json_of(seconds_) +
-         ", \"verdict\": " + json_quoted(verdict()) + "}";
+  JsonWriter json;
+  json.text("kind", "adore");
+  json.number("step", fit_.best_step);
+  json.number("queries", (texts_.size() - learnt_) * kQueries);
+  json.raw("base_rate", json_number(q.base_rate()));
+  json.raw("accuracy", json_number(q.accuracy()));
+  json.raw("f1", json_number(q.f1()));
+  json.raw("f1_of_best", json_number(q.f1_of_best()));
+  json.raw("f1_of_last", json_number(q.f1_of_last()));
+  json.raw("seconds", json_of(seconds_));
+  json.text("verdict", verdict());
+  return json.object();
 }
 
 }  // namespace thimble

@@ -962,30 +962,39 @@ std::string Trainer::verdict() const {
 
 std::string Trainer::report() const {
   const Recall dense = this->dense();
-  std::string parts, tried;
+  JsonWriter parts, tried;
   for (const Checked& c : checked_) {
-    std::string row = "\"part\": " + std::to_string(c.part);
+    JsonWriter part;
+    part.number("part", c.part);
     const auto add = [&](const std::string& name, const Recall& recall) {
-      row += ", \"" + name + "\": " + json_number(recall.reported(dense));
+      part.raw(name, json_number(recall.reported(dense)));
       if (dense.measure() == Measure::kProbability)
-        row += ", \"" + name + "_perplexity\": " + json_number(recall.perplexity());
+        part.raw(name + "_perplexity", json_number(recall.perplexity()));
     };
     add("heads", retainer(c));
     for (const Compared& way : kCompared) add(policy_name(way.retention), c.*way.recall);
     if (!counted_.empty()) add("counted", c.counted);
-    parts += (parts.empty() ? "{" : ", {") + row + "}";
+    parts.element(part.object());
   }
-  for (const Tried& t : tried_)
-    tried += (tried.empty() ? "{" : ", {") + std::string("\"target\": ") + json_quoted(name_of(t.target)) +
-             ", \"recall\": " + (t.recall.asked ? json_number(t.recall.reported(t.dense)) : "null") + "}";
-  return "{\"target\": " + json_quoted(name_of(options_.target)) +
-         (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
-         ", \"questions\": " + std::to_string(dense.asked) + ", \"dense\": " + json_number(dense.share()) +
-         ", \"dense_perplexity\": " + json_number(dense.perplexity()) +
-         ", \"measure\": " + json_quoted(name_of(dense.measure())) + ", \"recall\": [" + parts +
-         "], \"shares\": " + json_quoted(shares_help_ ? "counted" : "equal") +
-         ", \"retention\": " + json_quoted(policy_name(retention_)) + ", \"seconds\": " + json_of(seconds_) +
-         ", \"verdict\": " + json_quoted(verdict()) + "}";
+  for (const Tried& t : tried_) {
+    JsonWriter target;
+    target.text("target", name_of(t.target));
+    target.raw("recall", t.recall.asked ? json_number(t.recall.reported(t.dense)) : "null");
+    tried.element(target.object());
+  }
+  JsonWriter json;
+  json.text("target", name_of(options_.target));
+  if (!tried.empty()) json.raw("tried", tried.array());
+  json.number("questions", dense.asked);
+  json.raw("dense", json_number(dense.share()));
+  json.raw("dense_perplexity", json_number(dense.perplexity()));
+  json.text("measure", name_of(dense.measure()));
+  json.raw("recall", parts.array());
+  json.text("shares", shares_help_ ? "counted" : "equal");
+  json.text("retention", policy_name(retention_));
+  json.raw("seconds", json_of(seconds_));
+  json.text("verdict", verdict());
+  return json.object();
 }
 
 }  // namespace thimble

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/system.h"
+#include "text/json.h"
 #include "training/controller_trainer.h"
 #include "training/report.h"
 #include "training/trainer.h"
@@ -112,12 +113,12 @@ std::string json_number(double x) {
 }
 
 std::string json_of(const TrainingSeconds& s) {
-  std::string all;
+  JsonWriter json;
   for (const auto& [name, value] :
        {std::pair{"trying", s.trying}, std::pair{"reading", s.reading}, std::pair{"labels", s.labels},
         std::pair{"fitting", s.fitting}, std::pair{"checking", s.checking}})
-    all += (all.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + json_number(value);
-  return all + "}";
+    json.raw(name, json_number(value));
+  return json.object();
 }
 
 }  // namespace thimble

@@ -10,21 +10,6 @@
 namespace thimble {
 namespace {
 
-// Writes an object or array from front to back.
-class JsonWriter {
- public:
-  void text(const std::string& name, std::string_view value) { raw(name, json_quoted(value)); }
-  void number(const std::string& name, uint64_t value) { raw(name, std::to_string(value)); }
-  void raw(const std::string& name, const std::string& json) {
-    text_ += (text_.empty() ? "" : ", ") + json_quoted(name) + ": " + json;
-  }
-  std::string object() const { return "{" + text_ + "}"; }
-  bool empty() const { return text_.empty(); }
-
- private:
-  std::string text_;
-};
-
 // Whether each layer takes part in dividing the pool. Windowed layers do not. Without a model of as many
 // layers, the layers for which the file has tensors take part, or all layers if it has none.
 std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t layers) {
@@ -67,16 +52,15 @@ Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t l
     sum += shares[i];
     ++count;
   }
-  std::vector<std::string> rows(layers);
+  std::vector<JsonWriter> rows(layers);
   for (size_t i = 0; i < shares.size(); ++i) {
     char number[32] = "null";
     if (divided[layer_of[i]]) std::snprintf(number, sizeof number, "%.4g", shares[i] * count / sum);
-    std::string& row = rows[layer_of[i]];
-    row += (row.empty() ? "" : ", ") + std::string(number);
+    rows[layer_of[i]].element(number);
   }
-  std::string all;
-  for (const std::string& row : rows) all += (all.empty() ? "[" : ", [") + row + "]";
-  return "[" + all + "]";
+  JsonWriter all;
+  for (const JsonWriter& row : rows) all.element(row.array());
+  return all.array();
 }
 
 // The training data and settings that the file states. Empty: it states none.

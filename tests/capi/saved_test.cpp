@@ -59,8 +59,8 @@ TEST_F(Saved, GoesOnInAnotherSession) {
   EXPECT_EQ(thimble_session_file_info(path_.c_str(), nullptr, 0, &length, &e), THIMBLE_INVALID_ARGUMENT);
   std::string info(length, '?');
   EXPECT_OK(thimble_session_file_info(path_.c_str(), info.data(), length, &length, &e), e);
-  EXPECT_NE(info.find("\"position\":151"), info.npos) << info;
-  EXPECT_NE(info.find("\"retention\":\"window\""), info.npos) << info;
+  EXPECT_NE(info.find("\"position\": 151"), info.npos) << info;
+  EXPECT_NE(info.find("\"retention\": \"window\""), info.npos) << info;
 }
 
 TEST_F(Saved, GoesThroughDescriptors) {
