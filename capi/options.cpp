@@ -8,6 +8,13 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 
+// The bytes of `reserved`, which the next option may replace.
+template <typename T>
+constexpr size_t reserved_bytes() {
+  if constexpr (requires(T options) { options.reserved; }) return sizeof(T::reserved);
+  return 0;
+}
+
 // Every field of the C struct has a row in the table of options, or is one of those that are read here by
 // name.
 using Options = thimble_session_options;
@@ -16,7 +23,7 @@ static_assert(sizeof(Options) == sizeof(Options::struct_size) + sizeof(Options::
                                      sizeof(Options::device) + sizeof(Options::heads) +
                                      sizeof(Options::budget_bytes) + sizeof(Options::retention) +
                                      sizeof(Options::progress) + sizeof(Options::progress_user) +
-                                     sizeof(Options::reserved) THIMBLE_SESSION_OPTIONS(X));
+                                     reserved_bytes<Options>() THIMBLE_SESSION_OPTIONS(X));
 #undef X
 
 static_assert(THIMBLE_DEFAULT == kDefault);
