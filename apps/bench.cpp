@@ -121,9 +121,8 @@ int bench(Settings& s, const BenchFlags& flags) {
   };
   row("prefill", flags.prompt, prefill, reading);
   if (flags.generate) row("decode", flags.generate, decode, generating);
-  std::printf(
-      "memory, matrix: share of what the device does at best, measured now: %.1f GB/s, %.1f GFLOP/s\n",
-      rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9);
+  std::printf("memory, matrix: share of the peak of the device, measured now: %.1f GB/s, %.1f GFLOP/s\n",
+              rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9);
   return 0;
 }
 
@@ -132,18 +131,18 @@ int bench(Settings& s, const BenchFlags& flags) {
 Command add_bench(CLI::App& root) {
   static Settings settings;
   static BenchFlags flags;
-  CLI::App* app = root.add_subcommand("bench", "Measure how fast a model reads and generates");
+  CLI::App* app = root.add_subcommand("bench", "Measure the speed of prefill and decode");
   add_model_flag(*app, settings);
   auto number = [app](const char* name, uint32_t& field, uint32_t least, const char* help) {
     app->add_option(name, field, help)->type_name("N")->check(CLI::Range(least, 1u << 30).description(""));
   };
   number("-p,--prompt-tokens", flags.prompt, 1, "Tokens to read (default: 512)");
   number("-n,--predict", flags.generate, 0, "Tokens to generate (default: 128)");
-  number("-r,--repeats", flags.repeats, 1, "Repeats; the median is kept (default: 3)");
+  number("-r,--repeats", flags.repeats, 1, "Repeats, of which the median is shown (default: 3)");
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   app->footer(
-      "Token ids are random (--seed), so random weights do and no tokenizer is needed.\n\n"
+      "Token ids are random (--seed). So the model needs no tokenizer, and its weights may be random.\n\n"
       "Examples:\n"
       "  thimble bench -m model.gguf -p 4096 -n 64\n"
       "  thimble bench -m model.gguf --heads heads.gguf --mem-budget 64MiB -p 32768 --json");

@@ -12,17 +12,17 @@ namespace app {
 namespace {
 
 const char* kCommands =
-    "/open FILE          read a file; its text stands in front of your next message\n"
-    "/memory             what the session holds\n"
-    "/policy             the policies in use\n"
+    "/open FILE          read a file; your next message is put after its text\n"
+    "/memory             show the memory that the session uses\n"
+    "/policy             show the policies in use\n"
     "/policy NAME=VALUE  change them, by the names of the flags: /policy retention=window pool=1024\n"
-    "                    (makes a new session, so the conversation starts afresh)\n"
-    "/save FILE          keep the conversation in a file\n"
-    "/load FILE          go on with a conversation that was saved, with the same model and policies\n"
-    "/reset              start afresh\n"
-    "/help               this list\n"
-    "/quit               quit, as does the end of the input\n"
-    "Ctrl-C stops an answer or a reading; at the prompt, twice, it quits.\n";
+    "                    (this makes a new session and starts a new conversation)\n"
+    "/save FILE          save the conversation to a file\n"
+    "/load FILE          continue a saved conversation; the model and the policies must be the same\n"
+    "/reset              start a new conversation\n"
+    "/help               show this list\n"
+    "/quit               quit; the end of the input quits too\n"
+    "Ctrl-C stops an answer or a prefill. At the prompt, press it twice to quit.\n";
 
 class Chat {
  public:
@@ -154,9 +154,10 @@ void Chat::open(const std::string& path) {
   const bool goes_on =
       sure > place_.fed.size() && std::equal(place_.fed.begin(), place_.fed.end(), tokens.ids.begin());
   const bool done = !goes_on || read(tokens, sure, false);
-  std::fprintf(stderr, "(%s: %s tokens%s)\n", path.c_str(), format_count(place_.fed.size()).c_str(),
-               done ? " taken, the last of them are read with your next message"
-                    : " until you stopped; the rest is read with your next message, /reset forgets it");
+  std::fprintf(
+      stderr, "(%s: %s tokens%s)\n", path.c_str(), format_count(place_.fed.size()).c_str(),
+      done ? " accepted; the last of them are read with your next message"
+           : " read before you stopped; the rest is read with your next message, or dropped with /reset");
 }
 
 void Chat::say(const std::string& line) {
@@ -180,7 +181,7 @@ void Chat::say(const std::string& line) {
     }
   }
   if (!read(tokens, tokens.ids.size(), true)) {
-    std::fprintf(stderr, "(stopped after %s tokens; your next message takes the place of this one)\n",
+    std::fprintf(stderr, "(stopped after %s tokens; your next message replaces this one)\n",
                  format_count(place_.fed.size()).c_str());
     return;
   }
@@ -204,7 +205,9 @@ void Chat::say(const std::string& line) {
   if (answer.finish == Finish::kLength)
     std::fprintf(stderr, "(cut after %zu tokens, see -n)\n", answer.tokens.size());
   if (answer.finish == Finish::kContext)
-    std::fprintf(stderr, "(the pool is full; /reset starts afresh, /policy changes it)\n");
+    std::fprintf(
+        stderr,
+        "(the pool is full; start a new conversation with /reset, or change the pool with /policy)\n");
 }
 
 void Chat::save(const std::string& path) {
@@ -233,7 +236,7 @@ void Chat::load(const std::string& path) {
   restore_session(session_, path);
   call(thimble_session_set_sampler, session_.get(), &settings_.sampler);
   place_ = std::move(place);
-  std::fprintf(stderr, "(%s: %zu messages came back, %s tokens)\n", path.c_str(), place_.messages.size(),
+  std::fprintf(stderr, "(%s: %zu messages loaded, %s tokens)\n", path.c_str(), place_.messages.size(),
                format_count(stats(session_).position).c_str());
 }
 
@@ -280,7 +283,7 @@ void Chat::change_policy(const std::string& words) {
     create();
     throw;
   }
-  std::fprintf(stderr, "(new session: the conversation starts afresh)\n");
+  std::fprintf(stderr, "(new session: a new conversation starts)\n");
   show_policy();
 }
 
@@ -306,7 +309,7 @@ bool Chat::obey(const std::string& line) {
   } else if (name == "/reset") {
     call(thimble_session_reset, session_.get());
     start_afresh();
-    std::fprintf(stderr, "(the conversation starts afresh)\n");
+    std::fprintf(stderr, "(a new conversation starts)\n");
   } else {
     throw UsageError("unknown command " + name + ", /help lists them");
   }

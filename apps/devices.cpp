@@ -34,7 +34,7 @@ int devices(bool json) {
 
 Command add_devices(CLI::App& root) {
   static Settings settings;
-  CLI::App* app = root.add_subcommand("devices", "List what can compute");
+  CLI::App* app = root.add_subcommand("devices", "List the devices that can run a model");
   add_json_flag(*app, settings);
   app->footer("Examples:\n  thimble devices\n  thimble devices --json");
   return {app, [] { return devices(settings.json); }};

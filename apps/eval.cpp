@@ -52,7 +52,9 @@ std::pair<std::vector<std::string>, bool> expectation(const EvalFlags& flags, co
       throw Failure(THIMBLE_FORMAT, where + " has no text \"answer\"");
     std::string answer = json["answer"].get<std::string>();
     if (!exact && comparable(answer).empty())
-      throw Failure(THIMBLE_FORMAT, where + ": \"answer\" is empty, so every answer would hold it");
+      throw Failure(
+          THIMBLE_FORMAT,
+          where + ": \"answer\" is empty, so every answer would contain it; write the expected answer");
     return {{std::move(answer)}, exact};
   }
   std::vector<std::string> expected;
@@ -124,7 +126,8 @@ std::vector<Sample> read_samples(const Settings& s, const EvalFlags& flags, cons
     if (auto sample = read_sample(s, flags, model, line, where, taken)) samples.push_back(std::move(*sample));
   }
   if (samples.empty())
-    throw Failure(THIMBLE_FORMAT, "'" + flags.file + "' has no sample that the filters let through");
+    throw Failure(THIMBLE_FORMAT,
+                  "'" + flags.file + "' has no sample that matches --tasks and --length; change them");
   return samples;
 }
 
@@ -415,22 +418,24 @@ Command add_eval(CLI::App& root) {
   static Settings settings;
   static EvalFlags flags;
   settings.predict = 64;
-  CLI::App* app =
-      root.add_subcommand("eval", "Ask about long texts: recall, and what is still held of each needle");
+  CLI::App* app = root.add_subcommand(
+      "eval", "Measure recall on questions about long texts, and how much of each needle is still held");
   app->add_option(
          "FILE", flags.file,
          "JSON lines: id, task, tokens, text, question; answer, or answers, which must all be found; needle "
          "(the sentence that holds the answer), where there is one")
       ->required();
   add_model_flag(*app, settings);
-  app->add_flag("--baseline", flags.baseline, "Run every sample with dense attention too, without budget");
-  app->add_option("--limit", flags.limit, "The first N of every task and length (default: all)")
+  app->add_flag("--baseline", flags.baseline,
+                "Also run every sample with dense attention and without a budget");
+  app->add_option("--limit", flags.limit,
+                  "Run only the first N samples of every task and length (default: all)")
       ->type_name("N");
-  app->add_option("--tasks", flags.tasks, "Only these tasks: a,b")
+  app->add_option("--tasks", flags.tasks, "Run only these tasks: a,b")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAMES");
-  app->add_option("--length", flags.length, "Only samples of so many tokens")->type_name("N");
+  app->add_option("--length", flags.length, "Run only samples with N tokens")->type_name("N");
   const auto score = [](const std::string& word) {
     flags.scoring = word == "exact" ? Scoring::kExact : Scoring::kContains;
   };

@@ -53,7 +53,7 @@ void print_shares(const Json& shares) {
     const char* cell;
   };
   constexpr Shade kShades[] = {{0.25, "··"}, {0.5, "░░"}, {1, "▒▒"}, {2, "▓▓"}, {1e30, "██"}};
-  std::printf("\nPart of the pools that each KV head (column) of each layer (row) gets, the mean being 1:\n");
+  std::printf("\nShare of the pools for each KV head (column) of each layer (row); the mean is 1:\n");
   std::printf("  ·· below 1/4   ░░ below 1/2   ▒▒ below 1   ▓▓ below 2   ██ 2 or more   -- has a window\n\n");
   size_t layer = 0;
   for (const Json& row : shares) {
@@ -88,7 +88,7 @@ int info(const HeadsSettings& s) {
               format_count(count("kv_heads")).c_str());
   if (info.contains("trained")) print_trained(info.at("trained"));
   std::printf("fingerprint   %s\n",
-              fingerprint.empty() ? "none: its model can be told by its shape alone" : fingerprint.c_str());
+              fingerprint.empty() ? "none: only the shape of the model can be checked" : fingerprint.c_str());
   if (info.contains("fits"))
     std::printf("fits          %s\n", info.at("fits") ? "yes" : ("no: " + text_of(info, "misfit")).c_str());
   std::printf("\n");
@@ -109,20 +109,22 @@ Command add_heads(CLI::App& root) {
       "Examples:\n  thimble heads import -m Qwen3-8B-Q4_K_M.gguf -i KVzap-mlp-Qwen3-8B\n"
       "  thimble heads info Qwen3-8B-Q4_K_M.heads.gguf");
 
-  CLI::App* importing = app->add_subcommand("import", "Make a published retainer a file for --heads");
+  CLI::App* importing = app->add_subcommand("import", "Convert a published retainer to a file for --heads");
   add_model_flag(*importing, settings.common);
   importing
       ->add_option("-i,--input", settings.input,
-                   "What was published: a checkpoint of torch.save (Locret, Fast KVzip), a file of "
+                   "The published file: a checkpoint of torch.save (Locret, Fast KVzip), a file of "
                    "safetensors, or a folder that holds one (KVzap)")
       ->required()
       ->type_name("FILE");
   importing
       ->add_option(
           "-o,--output", settings.output,
-          "The file to write (default: MODEL.heads.gguf beside MODEL.gguf, which is found without --heads)")
+          "The file to write (default: MODEL.heads.gguf next to MODEL.gguf, which is found without --heads)")
       ->type_name("FILE");
-  importing->add_option("--kind", settings.kind, "What it holds (default: as the tensors' names say)")
+  importing
+      ->add_option("--kind", settings.kind,
+                   "Kind of the retainer (default: the kind that the names of the tensors show)")
       ->type_name("locret|linear|mlp|sink");
   add_json_flag(*importing, settings.common);
   importing->footer(
@@ -131,7 +133,7 @@ Command add_heads(CLI::App& root) {
 
   CLI::App* showing = app->add_subcommand("info", "Show what the file of a retainer holds");
   showing->add_option("FILE", settings.input, "The file, as --heads takes it")->required()->type_name("FILE");
-  showing->add_option("-m,--model", settings.common.model, "A model, to say whether it fits")
+  showing->add_option("-m,--model", settings.common.model, "A model, to check whether the retainer fits it")
       ->type_name("FILE");
   add_json_flag(*showing, settings.common);
   showing->footer(

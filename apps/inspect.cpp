@@ -100,7 +100,7 @@ int inspect(const Settings& s) {
     if (info.experts)
       std::printf("experts       %u a layer, %u for each token\n", info.experts, info.experts_per_token);
     if (info.window_layers)
-      std::printf("windows       %u of %u layers attend to the last %s tokens alone\n", info.window_layers,
+      std::printf("windows       %u of %u layers attend only to the last %s tokens\n", info.window_layers,
                   info.layers, format_count(info.window).c_str());
     std::printf("context       trained for %s positions, %s of keys and values a token when dense\n",
                 format_count(info.context_length).c_str(), format_size(info.kv_bytes_per_token).c_str());
@@ -114,7 +114,7 @@ int inspect(const Settings& s) {
 
   const std::string format = info.chat_format;
   std::printf("chat format   %s%s%s\n",
-              format == "jinja" ? "the file's template, which is run"
+              format == "jinja" ? "the template in the file"
               : format.empty()  ? "none; use --chat-template"
                                 : (format + ", recognised").c_str(),
               info.chat_problem[0] ? ": " : "", info.chat_problem);
@@ -164,7 +164,7 @@ int inspect_session(const std::string& path, bool json) {
 Command add_inspect(CLI::App& root) {
   static Settings settings;
   static std::string saved;
-  CLI::App* app = root.add_subcommand("inspect", "Show what a model file holds, or a saved session");
+  CLI::App* app = root.add_subcommand("inspect", "Show the contents of a model file or of a saved session");
   add_model_flag(*app, settings);
   CLI::Option* model = app->get_option("--model")->required(false);
   CLI::Option* session = app->add_option("SESSION", saved, "A file of 'thimble run --session' or /save");

@@ -52,7 +52,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   }
   while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
   if (message.rfind("Could", 0) == 0) message[0] = 'c';
-  return message + "; '" + recognised(app) + " --help' says what there is";
+  return message + "; '" + recognised(app) + " --help' lists the commands and flags";
 }
 
 int run(std::vector<std::string> words) {
@@ -65,7 +65,8 @@ int run(std::vector<std::string> words) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   app.set_help_flag("-h,--help", "Print this help");
-  app.set_version_flag("--version", std::string(thimble_build_info()), "Print version and what was built in");
+  app.set_version_flag("--version", std::string(thimble_build_info()),
+                       "Print the version and the features of this build");
   app.require_subcommand(1);
   app.footer("'thimble COMMAND --help' explains a command and its flags.");
   const std::vector<Command> commands = {add_run(app),      add_chat(app),   add_serve(app),   add_plan(app),

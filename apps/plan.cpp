@@ -80,7 +80,8 @@ int plan_command(const Settings& s, uint64_t tokens) {
   std::printf("dense     keys and values of all %s tokens would take %s\n",
               format_count(planned_tokens).c_str(), format_size(dense_bytes).c_str());
   if (selects && !memory.selection_pays) {
-    std::printf("selection cannot pay here: it reads no fewer bytes than attending to the whole pool\n");
+    std::printf(
+        "selection saves nothing here: it reads as many bytes as dense attention to the whole pool\n");
   }
   return 0;
 }
@@ -90,7 +91,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
 Command add_plan(CLI::App& root) {
   static Settings settings;
   static uint64_t tokens = 0;
-  CLI::App* app = root.add_subcommand("plan", "Show what a session would take, without taking it");
+  CLI::App* app = root.add_subcommand("plan", "Show how much memory a session needs, without allocating it");
   add_model_flag(*app, settings);
   app->add_option("--tokens-planned", tokens,
                   "Length of the text, in tokens (default: -c, or what the model was trained for)")
@@ -100,7 +101,7 @@ Command add_plan(CLI::App& root) {
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   app->footer(
-      "Exit code 1 says that it does not fit the budget; the message says by how much.\n\n"
+      "The exit code is 1 if the session does not fit the budget. The message says how much is missing.\n\n"
       "Examples:\n"
       "  thimble plan -m model.gguf --heads heads.gguf --mem-budget 64MiB --tokens-planned 131072\n"
       "  thimble plan -m model.gguf --retention window --mem-budget 8GB --json");

@@ -68,8 +68,9 @@ std::string LongText::read(uint64_t at, uint64_t size) const {
   std::string bytes(size, '\0');
   errno = 0;
   if (!seek_file(file_.get(), at) || std::fread(bytes.data(), 1, size, file_.get()) != size)
-    throw Failure(THIMBLE_IO, "cannot read '" + path_ +
-                                  "': " + (errno ? std::strerror(errno) : "it became shorter meanwhile"));
+    throw Failure(THIMBLE_IO,
+                  "cannot read '" + path_ +
+                      "': " + (errno ? std::strerror(errno) : "the file became shorter while it was read"));
   return bytes;
 }
 

@@ -33,9 +33,9 @@ std::vector<Question> read_questions(const std::string& path) {
     }
     Question q{item["question"], item.value("answer", Json()), item.value("depth", Json()), {}};
     if (!q.answer.is_null() && !q.answer.is_string())
-      throw Failure(THIMBLE_FORMAT, where + ": \"answer\" is no string");
+      throw Failure(THIMBLE_FORMAT, where + ": \"answer\" is not a string");
     if (!q.depth.is_null() && !q.depth.is_number())
-      throw Failure(THIMBLE_FORMAT, where + ": \"depth\" is no number");
+      throw Failure(THIMBLE_FORMAT, where + ": \"depth\" is not a number");
     questions.push_back(std::move(q));
   }
   return questions;
@@ -86,7 +86,7 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
                   "the budget of " + format_size(planned.budget) + " lacks " +
                       format_size(needed - planned.budget) +
                       ": the reading and the clone that a question takes need " + format_size(needed) +
-                      "; give it a smaller --pool, or none, for the largest that fits",
+                      "; choose a smaller --pool, or leave --pool out for the largest that fits",
                   needed - planned.budget);
   const thimble_model_info info = model_info(model);
   const uint64_t dense_bytes = planned.dense_bytes_per_token * longest;

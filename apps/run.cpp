@@ -122,7 +122,7 @@ uint64_t take_up(const Session& session, const std::string& path, const Prompt& 
       throw Failure(THIMBLE_MISMATCH,
                     path + " holds another text: it differs from token " + std::to_string(same) +
                         " on, and what stood there is no longer held; give the text that it was saved with, "
-                        "which may go on behind it, or name another file");
+                        "to which you may append, or name another file");
   }
   std::fprintf(stderr, "thimble: %s holds %s tokens of the text, %s are left to read\n", path.c_str(),
                format_count(same).c_str(), format_count(prompt.size() - same).c_str());
@@ -234,10 +234,9 @@ int run(Settings& s, const RunFlags& flags) {
     if (generates) std::printf("\n");
   }
   if (answer.finish == Finish::kContext) {
-    std::fprintf(
-        stderr,
-        "thimble: the pool is full, so the answer stops here; give more with --pool, --mem-budget or -c, "
-        "or let --retention evict\n");
+    std::fprintf(stderr,
+                 "thimble: the pool is full, so the answer stops here; raise --pool, --mem-budget or -c, "
+                 "or choose a --retention that evicts\n");
   }
   return answer.finish == Finish::kInterrupted ? kExitInterrupted : 0;
 }
@@ -247,24 +246,23 @@ int run(Settings& s, const RunFlags& flags) {
 Command add_run(CLI::App& root) {
   static Settings settings;
   static RunFlags flags;
-  CLI::App* app = root.add_subcommand("run", "Read a text and answer about it");
+  CLI::App* app = root.add_subcommand("run", "Read a text and answer a question about it");
   add_model_flag(*app, settings);
   auto* file =
       app->add_option("-f,--file", flags.file, "The text to read, - for standard input")->type_name("FILE");
-  auto* prompt =
-      app->add_option("-p,--prompt", flags.prompt, "The question, put behind the text")->type_name("TEXT");
+  auto* prompt = app->add_option("-p,--prompt", flags.prompt, "The question, which is put after the text")
+                     ->type_name("TEXT");
   auto* questions =
       app->add_option("--questions", flags.questions,
                       "Read the text once, then ask each question of this JSON file: an array of "
-                      "{\"question\", \"answer\", \"depth\"}, the last two as you like")
+                      "{\"question\", \"answer\", \"depth\"}; \"answer\" and \"depth\" are optional")
           ->type_name("FILE")
           ->needs(file)
           ->excludes(prompt);
   auto* raw =
-      app->add_flag(
-             "--raw", flags.raw,
-             "Continue text and prompt as they are, without a chat format; control tokens are parsed where "
-             "there is no -f, or with --parse-special")
+      app->add_flag("--raw", flags.raw,
+                    "Continue text and prompt as they are, without a chat format. Control tokens are parsed "
+                    "without -f or with --parse-special")
           ->excludes(questions);
   auto* ids = app->add_option("--tokens", flags.tokens, "Read these token ids instead of a text: \"1,2,3\"")
                   ->type_name("IDS")
@@ -277,10 +275,10 @@ Command add_run(CLI::App& root) {
       ->excludes(questions);
   app->add_option(
          "--session", flags.session,
-         "Keep the reading in this file: read on from it where it is there, and save it before the "
-         "answer, or at Ctrl-C. The text must begin as before; the end of it, a question, may differ as "
-         "far as --local reaches. Flags of memory, retention and selection stay the same, and the pool "
-         "does not follow the text")
+         "Save the session to this file before the answer, and at Ctrl-C. If the file exists, the run "
+         "continues from it. The text must begin as before. Its end, such as a question, may differ "
+         "within the last --local tokens. The flags of memory, retention and selection must stay the "
+         "same. The size of the pool does not depend on the text")
       ->type_name("FILE")
       ->excludes(questions);
   add_predict_flag(*app, settings);
@@ -289,9 +287,10 @@ Command add_run(CLI::App& root) {
   add_session_flags(*app, settings);
   add_sampling_flags(*app, settings);
   app->footer(
-      "The answer goes to standard output as it comes, progress to standard error where that is a\n"
-      "terminal. Ctrl-C stops and keeps what is there (exit code 130); with --session the same command\n"
-      "goes on from there. A model whose file has no chat template continues the text, as with --raw.\n\n"
+      "The answer is written to standard output while it is generated. Progress is written to standard\n"
+      "error if that is a terminal. Ctrl-C stops the run and keeps the answer so far (exit code 130). With\n"
+      "--session the same command continues from there. A model whose file has no chat template\n"
+      "continues the text, as with --raw.\n\n"
       "Examples:\n"
       "  thimble run -m model.gguf --heads heads.gguf --mem-budget 64MiB -f book.txt -p \"Who sold the "
       "house?\"\n"

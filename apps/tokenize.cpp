@@ -45,7 +45,7 @@ int tokenize_command(const Settings& s, const TokenizeFlags& flags) {
 Command add_tokenize(CLI::App& root) {
   static Settings settings;
   static TokenizeFlags flags;
-  CLI::App* app = root.add_subcommand("tokenize", "Text to token ids and back");
+  CLI::App* app = root.add_subcommand("tokenize", "Turn text into token ids, or token ids into text");
   add_model_flag(*app, settings);
   auto* prompt = app->add_option("-p,--prompt", flags.prompt, "The text")->type_name("TEXT");
   auto* file = app->add_option("-f,--file", flags.file, "The text, - for standard input")
@@ -55,12 +55,13 @@ Command add_tokenize(CLI::App& root) {
                      ->type_name("IDS")
                      ->excludes(prompt)
                      ->excludes(file);
-  app->add_flag("--no-bos", flags.no_bos, "Put no BOS in front")->excludes(decode);
+  app->add_flag("--no-bos", flags.no_bos, "Do not put BOS before the text")->excludes(decode);
   app->add_flag("--no-special", flags.no_special,
                 "Text like <|end|> is text, not a control token; --decode leaves those out");
   add_json_flag(*app, settings);
   app->footer(
-      "A file that holds only a vocabulary is enough. With --json also where each token starts, in bytes.\n\n"
+      "A file that holds only a vocabulary is enough. With --json the output also has the byte offset of\n"
+      "each token.\n\n"
       "Examples:\n"
       "  thimble tokenize -m model.gguf -p \"Once upon a time\"\n"
       "  thimble tokenize -m model.gguf --decode \"57 1024 9\"");

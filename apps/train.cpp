@@ -56,10 +56,11 @@ class TrainingProgressLine {
     if (p.dense >= 0 && dense_ < 0) {
       clear();
       std::fprintf(stderr,
-                   "with nothing dropped %.0f %% of the questions about held-out texts are answered\n",
+                   "without eviction the model answers %.0f %% of the questions about held-out texts\n",
                    100 * p.dense);
       if (p.dense < 0.5)
-        std::fprintf(stderr, "that is too little, so the check compares how likely the right answers are\n");
+        std::fprintf(stderr,
+                     "these are too few, so the check compares the probabilities of the right answers\n");
     }
     dense_ = p.dense;
     if (p.recall >= 0) recall_ = p.recall;
@@ -265,8 +266,8 @@ void print_seconds(const Json& report) {
 
 int train(const TrainSettings& s) {
   if (s.synthetic && s.target != "log_prob" && s.target != "max_logit")
-    throw UsageError("--synthetic asks about what it hides in books, and --target " + s.target +
-                     " repeats texts, or may; leave out one of them");
+    throw UsageError("--synthetic asks about facts that it hides in books, but --target " + s.target +
+                     " may repeat texts instead; leave out one of them");
   const Model model = open_model(s.common.model);
   need_tokenizer(model);
   std::vector<const char*> data;
@@ -312,8 +313,8 @@ int train(const TrainSettings& s) {
     call(thimble_training_save, training.get());
     std::fprintf(stderr,
                  progress.phase == THIMBLE_TRAINING_CHECKING
-                     ? "stopped before it was checked; %s is written\n"
-                     : "stopped; the same command goes on from %s.partial\n",
+                     ? "stopped before the check; %s is written\n"
+                     : "stopped; the same command continues from %s.partial\n",
                  s.output.c_str());
     return kExitInterrupted;
   }
@@ -337,19 +338,20 @@ int train(const TrainSettings& s) {
 void add_flags(CLI::App& app, TrainSettings& s) {
   add_model_flag(app, s.common);
   app.add_option("--data", s.data,
-                 "Books as plain texts in UTF-8, JSON lines of prompts and answers, or both")
+                 "Training texts: books as plain text in UTF-8, JSON lines of prompts and answers, or both")
       ->required()
       ->type_name("FILE...")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("-o,--output", s.output, "The file of heads to write")->required()->type_name("FILE");
-  app.add_option(
-         "--mem-budget", s.memory,
-         "All that training may allocate (default: what reading takes and 1 GiB, of linear what it needs)")
+  app.add_option("-o,--output", s.output, "The file to write")->required()->type_name("FILE");
+  app.add_option("--mem-budget", s.memory,
+                 "Limit for all memory that training allocates (default: the need of the prefill plus 1 GiB; "
+                 "for linear "
+                 "the need of the training)")
       ->type_name("SIZE");
-  app.add_option("--device", s.common.device, "Where to compute, see 'thimble devices' (default: auto)")
+  app.add_option("--device", s.common.device, "Device to compute on, see 'thimble devices' (default: auto)")
       ->type_name("NAME");
-  app.add_option("--threads", s.threads, "Worker threads (default: one a core)")->type_name("N");
-  app.add_option("--seed", s.seed, "What chance begins with (default: 0)")->type_name("N");
+  app.add_option("--threads", s.threads, "Worker threads (default: one for each core)")->type_name("N");
+  app.add_option("--seed", s.seed, "Seed of the random numbers (default: 0)")->type_name("N");
   add_json_flag(app, s.common);
 }
 
@@ -357,30 +359,31 @@ void add_flags(CLI::App& app, TrainSettings& s) {
 
 Command add_heads_train(CLI::App& heads) {
   static TrainSettings settings;
-  CLI::App* app = heads.add_subcommand("train", "Make a retainer for a model, on this machine");
+  CLI::App* app = heads.add_subcommand("train", "Train a retainer for a model on this machine");
   add_flags(*app, settings);
-  app->add_option("--kind", settings.kind, "What is trained (default: mlp)")
+  app->add_option("--kind", settings.kind, "Kind of the retainer (default: mlp)")
       ->type_name("locret|linear|mlp|sink|adore");
-  app->add_option("--target", settings.target,
-                  "What its scores estimate; auto: what answers most after a short training (default: "
-                  "log_prob)")
-      ->type_name("log_prob|max_logit|log_kvzip_plus|auto");
-  app->add_flag(
-      "--synthetic", settings.synthetic,
-      "Hide facts in the books and ask every one of them (the default with log_prob and max_logit)");
-  app->add_option("--texts", settings.texts, "Texts to learn from (default: 16)")->type_name("N");
   app->add_option(
-         "--text-tokens", settings.text_tokens,
-         "Tokens of a text, 1024 at least (default: 6144); what is asked behind it takes half as many")
+         "--target", settings.target,
+         "The quantity that the scores estimate. auto trains each target for a short time and takes the "
+         "one that answers most questions (default: log_prob)")
+      ->type_name("log_prob|max_logit|log_kvzip_plus|auto");
+  app->add_flag("--synthetic", settings.synthetic,
+                "Hide facts in the books and ask about each of them (default with log_prob and max_logit)");
+  app->add_option("--texts", settings.texts, "Number of training texts (default: 16)")->type_name("N");
+  app->add_option("--text-tokens", settings.text_tokens,
+                  "Tokens per training text, at least 1024. The questions after the text take half as many "
+                  "(default: 6144)")
       ->type_name("N");
   app->add_option("--steps", settings.steps, "Steps of the optimizer (default: 300)")->type_name("N");
-  app->add_option("--budgets", settings.budgets,
-                  "How pools are divided among KV heads: by counts where the check finds that better, or "
-                  "equally (default: counted)")
+  app->add_option(
+         "--budgets", settings.budgets,
+         "How the pool is divided among KV heads. counted divides it by counts if the check finds that "
+         "better; equal gives all heads the same (default: counted)")
       ->type_name("counted|equal")
       ->check(CLI::IsMember({"counted", "equal"}));
   app->footer(
-      "Ctrl-C stops, and the same command goes on.\n\n"
+      "Ctrl-C stops the training. The same command continues it.\n\n"
       "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.heads.gguf\n"
       "  thimble heads train -m model.gguf --data chats.jsonl --target auto -o model.heads.gguf");
   return {app, [] { return train(settings); }};
@@ -389,9 +392,9 @@ Command add_heads_train(CLI::App& heads) {
 Command add_heads_budgets(CLI::App& heads) {
   static TrainSettings settings;
   CLI::App* app =
-      heads.add_subcommand("budgets", "Give a retainer's file shares of the pools, where they help");
+      heads.add_subcommand("budgets", "Add shares of the pools to the file of a retainer if they help");
   add_flags(*app, settings);
-  app->add_option("--heads", settings.heads, "The file that gets them")->required()->type_name("FILE");
+  app->add_option("--heads", settings.heads, "The file of the retainer")->required()->type_name("FILE");
   app->footer(
       "Examples:\n  thimble heads budgets -m model.gguf --heads published.heads.gguf --data book.txt -o "
       "model.heads.gguf");

@@ -79,7 +79,7 @@ if(THIMBLE_CUDA)
   set(cuda_left_out "")
   thimble_find_nvcc(nvcc cuda_left_out)
   if(THIMBLE_CUDA STREQUAL "ON" AND cuda_left_out)
-    message(FATAL_ERROR "THIMBLE_CUDA is ON, and ${cuda_left_out}")
+    message(FATAL_ERROR "THIMBLE_CUDA is ON, but ${cuda_left_out}")
   endif()
   # The result is not cached, so that it follows a change of the GPU or of THIMBLE_CUDA.
   if(nvcc AND NOT CMAKE_CUDA_ARCHITECTURES)

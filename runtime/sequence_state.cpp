@@ -67,17 +67,17 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
   const Model& model = setting.model;
   const uint64_t bound = o.context ? o.context : INT32_MAX;
   const auto unknown = [&](int32_t t) { return t < 0 || static_cast<uint32_t>(t) >= model.shape.vocab; };
-  if (generation > INT32_MAX) return "it was evicted from more often than it may be";
+  if (generation > INT32_MAX) return "its number of evictions is too large";
   const Dimensions& d = setting.dimensions;
   if (read > bound || last_eviction > read || waiting.size() > d.most_waiting || position() > bound)
-    return "it has more tokens than there may be";
+    return "it has too many tokens";
   if (std::any_of(waiting.begin(), waiting.end(), unknown) ||
       std::any_of(unscored_tokens.begin(), unscored_tokens.end(), unknown))
     return "it has tokens that are not in the vocabulary";
   if (const char* wrong = fault_of_states(d)) return wrong;
   if (unscored > policies.retention->upkeep_rows(o) || unscored > read ||
       unscored_tokens.size() != (policies.retention->reads_again() ? unscored : 0))
-    return "it has more tokens without scores than there may be";
+    return "it has too many tokens without scores";
   const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeadRun& run = runs[i];
@@ -89,15 +89,15 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
     if (entries[i] > run.capacity || entries[i] > read || entries[i] < unbroken ||
         (!run.evicts && (entries[i] != read || entries[i] + waiting.size() > run.capacity)) ||
         (!windowed && entries[i] < unscored) || (alike && entries[i] != entries[owner.first_run]))
-      return "its heads hold what they cannot";
+      return "its heads hold invalid entries";
   }
   if (has_logits > 1 || arg_max < -1 ||
       (arg_max >= 0 && static_cast<uint32_t>(arg_max) >= model.output.rows) ||
       (has_logits && (read == 0 || !waiting.empty())))
-    return "its logits cannot be";
+    return "its logits are invalid";
   for (const double value : {prefill_seconds, decode_seconds, prefill.bytes, prefill.flop, decode.bytes,
                              decode.flop, selecting.bytes, selecting.flop})
-    if (!(value >= 0) || !std::isfinite(value)) return "its statistics cannot be";
+    if (!(value >= 0) || !std::isfinite(value)) return "its statistics are invalid";
   return nullptr;
 }
 

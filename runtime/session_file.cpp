@@ -149,7 +149,7 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   ByteReader in(bytes);
   SavedHead head;
   if (!in.read(head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0)
-    return error(Code::kFormat, "%s is no saved session", s.name.c_str());
+    return error(Code::kFormat, "%s is not a saved session", s.name.c_str());
   if (head.version != kVersion && head.version != kVersionWithStates)
     return error(Code::kFormat,
                  "%s is a saved session of version %u, and this library reads up to version %u",

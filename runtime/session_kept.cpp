@@ -14,7 +14,7 @@ Result<uint64_t> Session::positions_read() {
 Status Session::kept_by_position(float* kept, float* attended) {
   if (attended && !options().watch)
     return error(Code::kInvalidArgument,
-                 "this session does not keep what attention is told by; make it with options.watch = 1");
+                 "this session does not record attention; create it with options.watch = 1");
   if (attended && state_.attended == Attended::kUnknown)
     return error(
         Code::kInvalidArgument,

@@ -81,7 +81,7 @@ Status ControllerTrainer::prepare() {
   THIMBLE_TRY(check_training(*model_, o));
   if (o.texts < 2)
     return error(Code::kInvalidArgument,
-                 "a controller takes at least 2 texts: one to learn from and one that is held out");
+                 "a controller needs at least 2 texts: one for training and one that is held out");
   if (o.tries_targets || o.target != Target::kLogProb)
     return error(Code::kInvalidArgument,
                  "a controller learns what the model attends to most and has no other target; leave --target "
@@ -127,7 +127,7 @@ Status ControllerTrainer::make_texts() {
     made.push_back(maker.make(static_cast<uint32_t>(made.size()), false));
   if (made.empty())
     return error(Code::kInvalidArgument,
-                 "no prompt of --data is long enough to learn from; give longer ones, or a book");
+                 "no prompt of --data is long enough for training; give longer prompts or a book");
   learnt_ = static_cast<uint32_t>(made.size());
   for (uint32_t i = 0; i < held_out; ++i) made.push_back(maker.make(i, true));
   for (const TrainingText& from : made) {
@@ -374,7 +374,7 @@ Status ControllerTrainer::fit_on() {
   }
   if (!fit_.best_step)
     return error(Code::kNotFinite,
-                 "the loss is no number before anything was learnt: the model's embedding may hold NaN or "
+                 "the loss is not a number before the first step: the model's embedding may hold NaN or "
                  "infinite values; train for another file of it");
   std::copy(best_.begin(), best_.end(), controller_->parameters().begin());
   return write_sidecar();
@@ -417,10 +417,10 @@ Status ControllerTrainer::check_on() {
 
 std::string ControllerTrainer::verdict() const {
   const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + " %"; };
-  const std::string stopped = fit_.diverged
-                                  ? "The loss was no longer a number after step " +
-                                        std::to_string(fit_.step) + ", and the best state before was taken. "
-                                  : "";
+  const std::string stopped = fit_.diverged ? "The loss was no longer a number after step " +
+                                                  std::to_string(fit_.step) +
+                                                  ", so the best state before it was taken. "
+                                            : "";
   const double best = quality_.f1_of_best(), last = quality_.f1_of_last();
   const std::string found =
       "The " + std::to_string(kBest) + " tokens that the controller scores highest are " + percent(best) +

@@ -157,7 +157,7 @@ Status Fit::prepare() {
                         (double(samples_.runs()) * kRunTokens * s.cols);
     if (!std::isfinite(mean))
       return error(Code::kNotFinite,
-                   "the model gives NaN as states, from which nothing can be learnt; train for another file "
+                   "the model gives NaN as hidden states, so training is impossible; use another file "
                    "of it");
     scales_.push_back(mean > 0 ? static_cast<float>(1 / std::sqrt(mean)) : 1);
   }

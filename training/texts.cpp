@@ -48,7 +48,7 @@ Status check_text(std::string_view text, const std::string& path) {
 Result<uint32_t> length_of_texts(const Model& model, uint32_t wanted, bool repeated) {
   constexpr uint32_t kTextTokens = 6144, kLeastTextTokens = 1024;
   if (wanted && wanted < kLeastTextTokens)
-    return error(Code::kInvalidArgument, "texts of %u tokens are too short to learn from; give at least %u",
+    return error(Code::kInvalidArgument, "texts of %u tokens are too short for training; give at least %u",
                  wanted, kLeastTextTokens);
   const uint32_t context = model.info.context_length;
   uint32_t tokens = wanted ? wanted : kTextTokens;
@@ -59,10 +59,9 @@ Result<uint32_t> length_of_texts(const Model& model, uint32_t wanted, bool repea
   }
   tokens = tokens / kRunTokens * kRunTokens;
   if (tokens < kLeastTextTokens)
-    return error(
-        Code::kUnsupported,
-        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
-        context, 2 * kLeastTextTokens + kInstructionTokens);
+    return error(Code::kUnsupported,
+                 "a context of %u tokens is too short for training; training needs at least %u", context,
+                 2 * kLeastTextTokens + kInstructionTokens);
   return tokens;
 }
 
@@ -224,8 +223,9 @@ Status TextMaker::find_format() {
   std::string unused, ending;
   if (!around(*turn, opening_, closing_) || !around(*next, next_opening_, unused) ||
       !around(*turns, unused, ending))
-    return error(Code::kUnsupported,
-                 "the model's chat template loses what is written in it; train with another file");
+    return error(
+        Code::kUnsupported,
+        "the model's chat template drops the text of a message; train with another file of the model");
   // Of the text after an answer, only the token that ends it is kept. The next turn supplies the rest.
   for (const int32_t token : tokenize(ending, false, true)) {
     end_of_answer_.push_back(token);

@@ -239,11 +239,10 @@ Status Trainer::make_texts_to_learn(const TextMaker& maker) {
     for (uint32_t i = static_cast<uint32_t>(texts_.size()); i < options_.texts; ++i)
       texts_.push_back(maker.make(i, false));
   if (texts_.empty())
-    return error(
-        Code::kInvalidArgument,
-        "no prompt of --data has %u tokens or more, which is the least to learn from; give longer ones, "
-        "or a book",
-        kRunTokens);
+    return error(Code::kInvalidArgument,
+                 "no prompt of --data has %u tokens or more, the least for training; give longer ones, "
+                 "or a book",
+                 kRunTokens);
   return {};
 }
 
@@ -643,7 +642,7 @@ Status Trainer::fit_on() {
     if (done_ == 0)
       return error(
           Code::kNotFinite,
-          "the loss is no number from the first step on: the model gives NaN or infinite states; train "
+          "the loss is not a number from the first step on: the model gives NaN or infinite states; train "
           "for another file of it");
     if (fit_->good_step() == 0)
       return error(Code::kNotFinite,

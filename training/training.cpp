@@ -24,14 +24,13 @@ Status check_training(const Model& model, const TrainingOptions& o) {
             "layers of this model have attention of different shapes, which training does not support");
   if (o.data.empty())
     return error(Code::kInvalidArgument,
-                 "training needs something to read; give books, or prompts and answers, with --data");
-  if (o.output.empty())
-    return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
+                 "training needs texts; give books, or prompts and answers, with --data");
+  if (o.output.empty()) return error(Code::kInvalidArgument, "the output file is missing; name it with -o");
   if (o.heads.empty() && (o.texts == 0 || o.steps == 0))
-    return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
+    return error(Code::kInvalidArgument, "training needs at least 1 text and 1 step, not %u and %u", o.texts,
                  o.steps);
   if (MappedFile::open(o.output).ok())
-    return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
+    return error(Code::kIo, "%s exists already; remove it or name another file", o.output.c_str());
   return {};
 }
 

@@ -192,11 +192,11 @@ void set_thoughts(Json& message, const std::string& thoughts) {
 void go_on_with_last(Task& task) {
   Json last = task.messages.back();
   if (last["role"] != "assistant")
-    throw Refusal(400, "only a last message of the assistant can be gone on with");
+    throw Refusal(400, "the last message can be continued only if its role is \"assistant\"");
   if (last.contains("tool_calls"))
-    throw Refusal(400, "a last message that calls tools cannot be gone on with; send their results");
+    throw Refusal(400, "a last message that calls tools cannot be continued; send the results of the tools");
   task.messages.erase(task.messages.size() - 1);
-  if (task.messages.empty()) throw Refusal(400, "a message must come before the answer that is gone on with");
+  if (task.messages.empty()) throw Refusal(400, "a message must come before the answer that is continued");
   const bool says =
       last.contains("reasoning_content") || !last["content"].get_ref<const std::string&>().empty();
   if (says) task.begun = std::move(last);

@@ -48,10 +48,9 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
 }
 #else
 int serve_http(Settings&, const serve::ServeFlags&) {
-  throw Failure(
-      THIMBLE_UNSUPPORTED,
-      "this build has no server: it needs Boost 1.81 or newer (libboost1.81-dev) when it is built, and "
-      "not Windows");
+  throw Failure(THIMBLE_UNSUPPORTED,
+                "this build has no server; build it with Boost 1.81 or newer (libboost1.81-dev), and "
+                "not Windows");
 }
 #endif
 
@@ -60,11 +59,11 @@ int serve_http(Settings&, const serve::ServeFlags&) {
 Command add_serve(CLI::App& root) {
   static Settings settings;
   static serve::ServeFlags flags;
-  CLI::App* app = root.add_subcommand("serve", "Answer over HTTP, as OpenAI's and Anthropic's servers do");
+  CLI::App* app = root.add_subcommand("serve", "Answer over HTTP with the APIs of OpenAI and Anthropic");
   add_model_flag(*app, settings);
   app->add_option("--host", flags.host, "Address or name to listen on (default: 127.0.0.1)")
       ->type_name("NAME");
-  app->add_option("--port", flags.port, "Port; 0: any that is free (default: 8080)")->type_name("N");
+  app->add_option("--port", flags.port, "Port; 0 means any free port (default: 8080)")->type_name("N");
   app->add_option("--api-key", flags.key, "Key that requests must have (default: none)")->type_name("KEY");
   app->add_option("--allowed-host", flags.allowed_hosts,
                   "Names that requests may call the server by, as \"box.lan\"; with --api-key any (default: "
@@ -85,9 +84,9 @@ Command add_serve(CLI::App& root) {
   add_session_flags(*app, settings);
   add_sampling_flags(*app, settings);
   app->footer(
-      "Flags about the answer hold where a request does not say otherwise.\n"
-      "Next to --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more.\n"
-      "Requests and answers that do not fit into these get status 503 or 413 (docs/server.md).\n"
+      "The flags of the answer are defaults, which a request can override.\n"
+      "In addition to --mem-budget the process takes up to 32 MiB or 1/16 of the budget, whichever is more.\n"
+      "Requests and answers that do not fit in that memory get status 503 or 413 (docs/server.md).\n"
       "Ctrl-C ends the server.\n\n"
       "Examples:\n"
       "  thimble serve -m model.gguf --heads heads.gguf --mem-budget 1GiB\n"

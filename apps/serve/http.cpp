@@ -83,7 +83,7 @@ Head find_head(std::string_view text) {
     if (text[end + 1] != '\n') return {0, "a line of the header has a CR in the middle"};
     if (end == line) return {end + 2};
     if (line && (text[line] == ' ' || text[line] == '\t'))
-      return {0, "a field of the header goes on in a second line"};
+      return {0, "a header field continues on a second line; send it on one line"};
     line = end + 2;
   }
 }
@@ -102,7 +102,7 @@ std::optional<Response> ambiguity(const http::request_header<>& head) {
   if (codings && lengths) return refuse(400, "there are both Content-Length and Transfer-Encoding");
   if (codings && head.version() == 10) return refuse(400, "HTTP/1.0 has no Transfer-Encoding");
   if (codings > 1 || (codings && !beast::iequals(head[http::field::transfer_encoding], "chunked")))
-    return refuse(501, "of Transfer-Encoding the server knows \"chunked\" alone");
+    return refuse(501, "the only Transfer-Encoding that the server supports is \"chunked\"");
   return std::nullopt;
 }
 
@@ -236,8 +236,8 @@ class ConnectionExchange : public Exchange {
       const std::string message = never ? "the answer of " + std::to_string(size) +
                                               " bytes is larger than the " + std::to_string(most) +
                                               " that the server has memory for"
-                                        : "other answers that their clients have not taken yet are too large "
-                                          "for another; come again later";
+                                        : "answers that clients have not read yet fill the memory "
+                                          "of the server; send the request again later";
       response = {never ? 413 : 503, "application/json",
                   server.handlers.error_body(path_, never ? 413 : 503, message)};
       if (!never) response.headers.emplace_back("Retry-After", "1");
@@ -343,7 +343,7 @@ void Connection::read_body() {
 void Connection::on_body(error_code error) {
   if (error) return refuse_parse(error);
   if (!body_room_.resize(parser_->get().body().size()))
-    return refuse(503, "other requests on their way are too large for another; send it again later");
+    return refuse(503, "other requests fill the memory of the server; send this one again later");
   read_body();
 }
 
@@ -569,7 +569,7 @@ std::string url_host(const tcp::endpoint& endpoint) {
 void HttpServer::Impl::listen(const std::string& host, uint16_t port) {
   error_code error;
   const auto found = tcp::resolver(io).resolve(host, std::to_string(port), error);
-  if (error) throw std::runtime_error("'" + host + "' is no address of this machine: " + error.message());
+  if (error) throw std::runtime_error("'" + host + "' is not an address of this machine: " + error.message());
   for (const tcp::endpoint endpoint : found) {  // "localhost" may resolve to ::1 on a machine without IPv6
     acceptor.open(endpoint.protocol(), error);
     if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
@@ -612,7 +612,7 @@ void HttpServer::Impl::turn_away(tcp::socket socket) {
   error_code ignored;
   socket.non_blocking(true, ignored);
   const Response response{503, "application/json",
-                          handlers.error_body("", 503, "there are too many connections; come again later")};
+                          handlers.error_body("", 503, "there are too many connections; try again later")};
   const std::string bytes = response_head(503, 11, false, whole_fields(response)) + response.body;
   socket.write_some(asio::buffer(bytes), ignored);
 }

@@ -59,9 +59,8 @@ class Bounds : public nlohmann::json_sax<Json> {
   bool end_array() override { return end(); }
   bool parse_error(size_t position, const std::string&, const Json::exception& error) override {
     if (dynamic_cast<const Json::out_of_range*>(&error))
-      throw Refusal(400, "the body is no JSON that can be used: a number in it is too large");
-    throw Refusal(400,
-                  "the body is no JSON in UTF-8: it stops making sense at byte " + std::to_string(position));
+      throw Refusal(400, "the body has a number that is too large");
+    throw Refusal(400, "the body is not JSON in UTF-8: the error is at byte " + std::to_string(position));
   }
 
  private:

@@ -99,11 +99,12 @@ int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::str
 void check_budget(const thimble_memory& one, uint32_t slots) {
   const uint64_t needed = one.total + (slots - 1) * clone_bytes(one);
   if (!one.budget || needed <= one.budget) return;
-  throw Failure(THIMBLE_BUDGET,
-                "the budget of " + format_size(one.budget) + " lacks " + format_size(needed - one.budget) +
-                    ": " + std::to_string(slots) + " slots need " + format_size(needed) +
-                    "; give it fewer --slots, a smaller --pool, or none, for the largest that fits",
-                needed - one.budget);
+  throw Failure(
+      THIMBLE_BUDGET,
+      "the budget of " + format_size(one.budget) + " lacks " + format_size(needed - one.budget) + ": " +
+          std::to_string(slots) + " slots need " + format_size(needed) +
+          "; choose fewer --slots or a smaller --pool, or leave --pool out for the largest that fits",
+      needed - one.budget);
 }
 
 uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
@@ -225,7 +226,7 @@ void Scheduler::change(const Settings& settings) {
     // Waits for callers that inspect a slot, which takes only a short time.
     changed_.wait(lock, [&] { return stopping_ || !any([](const Slot& slot) { return slot.reserved; }); });
     if (any([](const Slot& slot) { return !slot.idle(); }))
-      throw Refusal(409, "a slot is at work; change the settings when all are idle");
+      throw Refusal(409, "a slot is busy; change the settings when all slots are idle");
     for (const auto& slot : slots_) {
       slot->reserved = true;
       lent.slots.push_back(slot.get());
@@ -670,7 +671,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   {
     const std::lock_guard lock(mutex_);
     if (!slot.idle() || !slot.session)
-      throw Refusal(409, "slot " + std::to_string(index) + " is at work; ask again when it is idle");
+      throw Refusal(409, "slot " + std::to_string(index) + " is busy; ask again when it is idle");
     slot.reserved = true;
   }
   const Lent lent{*this, {&slot}};

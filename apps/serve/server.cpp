@@ -420,7 +420,7 @@ std::optional<Refusal> Server::stranger(const Request& head) const {
   for (const std::string& allowed : flags_.allowed_hosts) known.push_back(host_name(allowed));
   if (std::find(known.begin(), known.end(), name) == known.end() || name.empty())
     return Refusal(
-        403, "this server is not known as \"" + name.substr(0, 200) +
+        403, "the server does not accept the host name \"" + name.substr(0, 200) +
                  "\"; ask for localhost, or start the server with --allowed-host NAME or with --api-key");
   if (head.origin.empty() || allows(head.origin)) return std::nullopt;
   const size_t scheme = head.origin.find("://");
@@ -500,7 +500,7 @@ void Server::take(Share& share, size_t bytes) {
   if (bytes > room_.bound())
     throw Refusal(413, "the request is too large: it takes " + format_size(bytes) +
                            " of memory, and the server has " + format_size(room_.bound()) + " for all");
-  throw Refusal(503, "the requests that are not answered are too large for another; come again later");
+  throw Refusal(503, "waiting requests fill the memory of the server; send this one again later");
 }
 
 Json Server::parse(std::string_view body) const {
@@ -588,7 +588,7 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   job->task = std::move(asked.task);
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
-                           " requests wait; come again later");
+                           " requests wait; try again later");
   job->streams = asked.stream;  // set only now, because after progress is shown the status is 200
 }
 
@@ -608,7 +608,7 @@ Response Server::models(const Request& request) {
   if (request.path.rfind(kOneModel, 0) != 0)
     return {200, "application/json", write_json({{"object", "list"}, {"data", Json::array({model})}})};
   if (request.path.substr(kOneModel.size()) != model_name_)
-    throw Refusal(404, "there is no such model here; GET /v1/models names the one that is",
+    throw Refusal(404, "this server does not have that model; GET /v1/models names the one it has",
                   "model_not_found");
   return {200, "application/json", write_json(model)};
 }
@@ -650,22 +650,23 @@ Response Server::metrics(const Request&) {
   const auto slots = scheduler_.slots();
   const auto busy = std::count_if(slots.begin(), slots.end(), [](const auto& slot) { return slot.busy; });
   metric("thimble_prompt_tokens_total", "counter", "Tokens of prompts.", whole(c.prompt_tokens));
-  metric("thimble_prompt_tokens_cached_total", "counter", "Of these not read again.", whole(c.cached_tokens));
+  metric("thimble_prompt_tokens_cached_total", "counter", "Prompt tokens that were reused from the KV cache.",
+         whole(c.cached_tokens));
   metric("thimble_generated_tokens_total", "counter", "Tokens generated.", whole(c.generated_tokens));
-  metric("thimble_prompt_seconds_total", "counter", "Time spent reading.",
+  metric("thimble_prompt_seconds_total", "counter", "Time spent in prefill.",
          whole(c.prompt_microseconds) / 1e6);
-  metric("thimble_generation_seconds_total", "counter", "Time spent generating.",
+  metric("thimble_generation_seconds_total", "counter", "Time spent in decode.",
          whole(c.generation_microseconds) / 1e6);
   metric("thimble_cancelled_total", "counter", "Requests whose clients left.", whole(c.cancelled));
   metric("thimble_failed_total", "counter", "Requests that failed in a slot.", whole(c.failed));
   metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
-  metric("thimble_slots_busy", "gauge", "Slots at work.", static_cast<double>(busy));
+  metric("thimble_slots_busy", "gauge", "Busy slots.", static_cast<double>(busy));
   metric("thimble_queue_waiting", "gauge", "Requests that wait for a slot.", whole(scheduler_.waiting()));
   metric("thimble_in_flight_bytes", "gauge",
          "Bytes of requests and answers, and of texts that slots remember.", whole(room_.taken()));
-  metric("thimble_in_flight_limit_bytes", "gauge", "The most of these.", whole(room_.bound()));
-  metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(memory.budget));
-  metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(memory.allocated));
+  metric("thimble_in_flight_limit_bytes", "gauge", "Limit of thimble_in_flight_bytes.", whole(room_.bound()));
+  metric("thimble_budget_bytes", "gauge", "Memory budget. 0 means no limit.", whole(memory.budget));
+  metric("thimble_allocated_bytes", "gauge", "Bytes that all slots allocate.", whole(memory.allocated));
   out += "# HELP thimble_responses_total Responses by status.\n# TYPE thimble_responses_total counter\n";
   const std::lock_guard lock(responses_mutex_);
   for (const auto& [status, number] : responses_)
@@ -743,7 +744,7 @@ Settings Server::asked_settings(const Json& body) const {
 Response Server::change(const Request& request) {
   // A form on another page cannot send this content type, even if the browser hides the page's origin.
   if (lower(request.content_type).rfind("application/json", 0) != 0)
-    throw Refusal(415, "settings are JSON; send them with Content-Type: application/json");
+    throw Refusal(415, "settings must be JSON; send them with Content-Type: application/json");
   if (request.body.size() >= kLargeBody) throw Refusal(413, "settings take no more than a few lines");
   const Settings asked = asked_settings(parse_object(request.body));
   try {
@@ -759,7 +760,8 @@ Response Server::kept(const Request& request) {
   const auto slot = query_number(request.query, "slot"), first = query_number(request.query, "first"),
              count = query_number(request.query, "count");
   if (!slot || !first != !count)
-    throw Refusal(400, "say which slot, /thimble/kept?slot=0, and of a part of its stream &first=0&count=10");
+    throw Refusal(
+        400, "the slot is missing: /thimble/kept?slot=0; for a part of its stream add &first=0&count=10");
   std::string out;
   scheduler_.look(*slot, [&](const Scheduler::View& view) {
     const uint64_t position = view.history.ids().size();
@@ -773,7 +775,7 @@ Response Server::kept(const Request& request) {
       out = write_json({{"heads", heads_json(model_, view.session, *first, *count)}});
     } else {
       throw Refusal(400, "slot " + std::to_string(*slot) + " holds a stream of " + std::to_string(position) +
-                             " tokens; \"first\" and \"count\" must lie in it");
+                             " tokens; \"first\" and \"count\" must be inside it");
     }
   });
   return {200, "application/json", std::move(out)};

@@ -83,7 +83,7 @@ function load() {
   } catch (error) {
     throw new Error(`libthimble cannot be loaded from ${path}: ${error.message}; set THIMBLE_LIBRARY to its path`);
   }
-  if (abi < ABI) throw new Error(`${path} has ABI ${abi}, this package needs ${ABI}: take a newer libthimble`);
+  if (abi < ABI) throw new Error(`${path} has ABI ${abi}, this package needs ${ABI}: install a newer libthimble`);
   return library;
 }
 

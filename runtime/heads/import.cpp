@@ -46,7 +46,7 @@ class Source {
   Result<uint32_t> extent(const std::string& name, size_t dimension, uint64_t most) const {
     THIMBLE_LET(tensor, find(name));
     if (dimension >= tensor->shape.size() || tensor->shape[dimension] < 1 || tensor->shape[dimension] > most)
-      return error(Code::kFormat, "%s: tensor %s is %s, which is no shape of such a tensor", file_.c_str(),
+      return error(Code::kFormat, "%s: tensor %s is %s, which is not a valid shape for it", file_.c_str(),
                    in_quotes(name).c_str(), shape_text(tensor->shape).c_str());
     return static_cast<uint32_t>(tensor->shape[dimension]);
   }
@@ -268,7 +268,7 @@ Result<const Kind*> find_kind(const std::string& name, const Source& source) {
     known += (known.empty() ? "" : ", ") + std::string(name_of(kind.kind));
   }
   if (!name.empty())
-    return error(Code::kInvalidArgument, "there is no kind %s of retainer; there are %s",
+    return error(Code::kInvalidArgument, "%s is not a kind of retainer; the kinds are %s",
                  in_quotes(name).c_str(), known.c_str());
   for (const Kind& kind : kKinds)
     for (const auto& [tensor, unused] : source.tensors())

@@ -316,7 +316,7 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   ASSERT_NE(said, std::string::npos) << trained.error;
   EXPECT_NE(asked, std::string::npos) << trained.error;
   EXPECT_LT(said, asked) << trained.error;
-  EXPECT_TRUE(contains(trained.error, "how likely the right answers are")) << trained.error;
+  EXPECT_TRUE(contains(trained.error, "the probabilities of the right answers")) << trained.error;
   EXPECT_TRUE(contains(trained.error, "right answers' probability kept")) << trained.error;
   EXPECT_TRUE(contains(trained.out, "What is kept of a right answer's probability")) << trained.out;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
@@ -364,7 +364,7 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Command, HeadsImportWritesAFileBesideTheModel) {
+TEST(Command, HeadsImportWritesAFileNextToTheModel) {
   const TemporaryFile model, input;
   tiny_model("qwen2").write(model.path());
   std::filesystem::copy_file(project_file("tests/data/sink-zip.pt"), input.path() + ".pt");
@@ -415,7 +415,7 @@ TEST(Tokenize, ParsesSpecialTokensUnlessToldNotTo) {
   EXPECT_GT(plain["ids"].size(), 3u);
 }
 
-TEST(Tokenize, RefusesIdsThatAreNone) {
+TEST(Tokenize, RefusesWordsThatAreNotIds) {
   THIMBLE_NEEDS(kModel);
   EXPECT_EQ(thimble("tokenize" + kM + "--decode '1 x 3'").exit_code, 2);
   EXPECT_EQ(thimble("tokenize" + kM + "--decode '1 -3'").exit_code, 2);
@@ -471,7 +471,7 @@ TEST(Plan, SaysWhatDenseAttentionWouldNeed) {
   EXPECT_LT(plan["largest_position"], 16384);
 }
 
-TEST(Plan, RefusesABudgetThatDoesNotDoAndSaysWhatIsMissing) {
+TEST(Plan, RefusesABudgetThatIsTooSmallAndSaysHowMuchIsMissing) {
   THIMBLE_NEEDS(kModel);
   const Outcome outcome = thimble("plan --json --mem-budget 1MiB --retention window --pool 512" + kM);
   EXPECT_EQ(outcome.exit_code, 1);
@@ -522,12 +522,12 @@ TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
   for (const char* ending : {".gguf", ".locret.gguf", ".heads.gguf"}) std::filesystem::remove(stem + ending);
 }
 
-TEST(Plan, SaysWhenSelectionCannotPay) {
+TEST(Plan, SaysWhenSelectionSavesNothing) {
   THIMBLE_NEEDS(kModel);
   const std::string small = thimble("plan --retention window --pool 512 --selection tokenselect" + kM).out;
-  EXPECT_TRUE(contains(small, "selection cannot pay")) << small;
+  EXPECT_TRUE(contains(small, "selection saves nothing")) << small;
   const std::string dense = thimble("plan --retention window --pool 512" + kM).out;
-  EXPECT_FALSE(contains(dense, "selection cannot pay")) << dense;
+  EXPECT_FALSE(contains(dense, "selection saves nothing")) << dense;
 }
 
 TEST(Plan, ReadsByTheLocalWindowWhereReadingSelects) {
@@ -546,7 +546,7 @@ TEST(Plan, ReadsByTheLocalWindowWhereReadingSelects) {
 
 const char* kText = "The pass key is 550178. Remember it. 550178 is the pass key.";
 
-TEST(Run, AnswersFromTheTextOnStandardOutputAlone) {
+TEST(Run, PrintsOnlyTheAnswerOnStandardOutput) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile file(kText);
   const Outcome outcome = thimble("run -f " + file.path() + kM + "-p 'What is the pass key?'");
@@ -588,7 +588,7 @@ TEST(Run, StaysInsideItsPoolAndSaysWhatItEvicted) {
   EXPECT_EQ(run["generated_tokens"], 4);
 }
 
-TEST(Run, AFullPoolWithoutRetentionIsAnErrorThatTeaches) {
+TEST(Run, AFullPoolWithoutRetentionIsAnErrorThatSaysWhatToDo) {
   THIMBLE_NEEDS(kModel);
   const Outcome outcome =
       thimble("run --json --retention none --pool 16 -c 32 -n 4 -f -" + kM, std::string(400, 'x'));
@@ -713,7 +713,7 @@ GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
   return w;
 }
 
-TEST(Inspect, SaysWhatTheFileAsksForAndDoesNotGet) {
+TEST(Inspect, WarnsOfKeysOfTheFileThatAreNotApplied) {
   const TemporaryFile model;
   small_model(true).set("tokenizer.ggml.pre", std::string("unheard-of")).write(model.path());
   const Outcome plain = thimble("inspect -m " + model.path());
@@ -756,7 +756,7 @@ TEST(Inspect, ListsFurtherChatTemplatesWhichRunTakesByName) {
   EXPECT_EQ(thimble("run -n 1 -p ab --chat-template rag" + m).exit_code, 0);
 }
 
-TEST(Run, TurnsByTheSameRotaryFactorsUnderEveryRetention) {
+TEST(Run, UsesTheSameRotaryFactorsWithEveryRetention) {
   const TemporaryFile model;
   GgufWriter w = small_model(false);
   w.set("llama.rope.scaling.original_context_length", 64u);
@@ -799,7 +799,7 @@ TEST(Run, WarnsOfNumbersBeyondTheRangeOfThePool) {
   expect_one_sentence(outcome);
 }
 
-TEST(Questions, AreAskedOfOneReadingAndJudgedHonestly) {
+TEST(Questions, AreAskedAfterOnePrefillAndCompared) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile book(
       "The pass key is 550178. Remember it. 550178 is the pass key. Sylvia works as a printer in Bergen.");
@@ -821,7 +821,7 @@ TEST(Questions, AreAskedOfOneReadingAndJudgedHonestly) {
   EXPECT_TRUE(contains(table.out, "dense would need")) << table.out;
 }
 
-TEST(Questions, GiveTheAnswersThatAskingAloneGives) {
+TEST(Questions, GiveTheSameAnswersAsSeparateRuns) {
   THIMBLE_NEEDS(kHeads);
   std::string text = kText;
   for (int i = 0; i < 150; ++i) text += " It rained all day, and nobody came.";
@@ -841,7 +841,7 @@ TEST(Questions, GiveTheAnswersThatAskingAloneGives) {
 }
 
 // A clone also needs memory: missing memory is reported before the text is read.
-TEST(Questions, RefuseABudgetThatHoldsTheReadingAlone) {
+TEST(Questions, RefuseABudgetWithoutRoomForTheClone) {
   THIMBLE_NEEDS(kHeads);
   const TemporaryFile questions(R"([{"question": "What is the pass key?"}])");
   const std::string call = "run --json -n 8 --heads " + kHeads + " --pool 192 --chunk 256 -f - --questions " +
@@ -853,7 +853,7 @@ TEST(Questions, RefuseABudgetThatHoldsTheReadingAlone) {
   EXPECT_TRUE(contains(outcome.out + outcome.error, "lacks 1 B")) << outcome.out << outcome.error;
 }
 
-TEST(Questions, RefuseFilesThatAreNone) {
+TEST(Questions, RefuseFilesThatHoldNoQuestions) {
   THIMBLE_NEEDS(kModel);
   for (const char* content :
        {"", "{}", "[]", "[1]", "[{}]", R"([{"question": 1}])", R"([{"question": "a", "answer": 1}])"}) {
@@ -934,7 +934,7 @@ bool has_controls(const std::string& text) {
          contains(text, "\u009b") || contains(text, "\u202e");
 }
 
-TEST(Command, ShowsControlCharactersOfFilesAndObeysNone) {
+TEST(Command, EscapesControlCharactersOfFiles) {
   const std::string evil = "\x1b]0;owned\x07\u009b31m\u202e\x7f";
   const TemporaryFile model,
       needles(Json({{"id", evil},
@@ -981,7 +981,7 @@ TEST(Tokenize, GivesALongTextTheIdsOfTheWhole) {
   EXPECT_TRUE(parts.out == ids + "\n");
 }
 
-TEST(Command, GivesATerminalNoGeneratedControlCharacters) {
+TEST(Command, NeverPrintsGeneratedControlCharactersToATerminal) {
   const TemporaryFile model;
   model_of_bytes().write(model.path());
   const std::string text = "a\tb\x1b[31m\u009b1m\r\n";
@@ -1133,7 +1133,7 @@ TEST(Eval, ScoresTheShareOfTheExpectedTexts) {
   EXPECT_EQ(thimble("eval --score exact " + file.path() + kM).exit_code, 1) << "a line has no \"answer\"";
 }
 
-TEST(Eval, LeavesTheQuestionToTheSelection) {
+TEST(Eval, ReadsTheQuestionWithTheSelection) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile file(sample("a-0", "a", "550178"));
   const auto line = [&](const std::string& flags) {
@@ -1243,7 +1243,7 @@ TEST(Eval, NamesTheLineThatIsMalformed) {
   }
 }
 
-TEST(Chat, AnswersObeysCommandsAndEndsWithTheInput) {
+TEST(Chat, AnswersRunsCommandsAndEndsWithTheInput) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile file(kText);
   const Outcome outcome =
@@ -1280,7 +1280,7 @@ TEST(Chat, PolicyMakesANewSessionAndRefusesNonsense) {
                                   "frobnicate=1\n/policy\n/quit\nnever read\n");
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(outcome.out, "");
-  EXPECT_TRUE(contains(outcome.error, "starts afresh")) << outcome.error;
+  EXPECT_TRUE(contains(outcome.error, "a new conversation starts")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "--pool = x")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "--frobnicate")) << outcome.error;
   EXPECT_EQ(outcome.error.rfind("retention=window pool=77"), outcome.error.rfind("retention="))
@@ -1365,7 +1365,7 @@ TEST(SavedSession, RefusesAnotherTextOtherSettingsAndOtherFiles) {
           "was saved with pool 256, this session has 300");
   const TemporaryFile damaged(before.substr(0, before.size() - 100)), none("text");
   refused("run -p 'What?' --session " + damaged.path() + reading.flags, "is damaged");
-  refused("inspect " + none.path(), "is no saved session");
+  refused("inspect " + none.path(), "is not a saved session");
   const Outcome loaded = thimble("chat" + reading.flags, "/load " + reading.session.path() + "\n/save\n");
   EXPECT_TRUE(contains(loaded.error, "was not saved by /save")) << loaded.error;
   EXPECT_TRUE(contains(loaded.error, "/save needs the name of a file")) << loaded.error;

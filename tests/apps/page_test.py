@@ -207,7 +207,7 @@ class Page(unittest.TestCase):
         self.wait(lambda: self.all("#heads[aria-busy=false]"))
         self.shoot("phone")
 
-    def test_policies_change_and_what_is_gone_is_marked(self):
+    def test_policies_change_and_evicted_sentences_are_marked(self):
         self.drop("story.txt", TEXT)
         self.change(retention="window", pool="256", budget="48")
         self.wait(lambda: not self.all("#settings[open]"))

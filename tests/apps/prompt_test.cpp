@@ -92,7 +92,7 @@ TEST_P(Prompts, OfLongTextsHaveTheIdsOfTheWhole) {
       text(), [](std::string_view content) { return std::string(content); }, true);
 }
 
-TEST_P(Prompts, LetControlTokensInTextsBeOnesWhereThatIsAskedFor) {
+TEST_P(Prompts, ParseControlTokensInTextsIfAsked) {
   expect_the_whole(text(), chat({.format = "chatml", .parses_content = true}), true);
 }
 
@@ -122,7 +122,7 @@ TEST_P(Prompts, HaveTheTextAndTheSameWordsBeforeAndAfterItInCommon) {
   std::filesystem::remove(path);
 }
 
-TEST_P(Prompts, OfTextsWithoutAPlaceToCutAtAreHeld) {
+TEST_P(Prompts, OfTextsWithoutAPlaceToCutAreKeptWhole) {
   const std::string path = temporary_file(std::string(400000, '!'));
   const LongText document(model_, path, false);
   EXPECT_FALSE(document.has_middle());

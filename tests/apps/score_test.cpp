@@ -25,7 +25,7 @@ TEST(Score, IsTheShareThatIsFound) {
   EXPECT_EQ(share_found("", {"one"}), 0);
 }
 
-TEST(Score, HasAStandardErrorOfTheScoresWithOneOfEachBesides) {
+TEST(Score, HasAStandardErrorWithOneRightAndOneWrongScoreAdded) {
   Mean right;
   EXPECT_EQ(right.mean(), 0);
   for (int i = 0; i < 8; ++i) right.add(1);

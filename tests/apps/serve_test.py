@@ -184,7 +184,7 @@ class Answers(unittest.TestCase):
             thread.join()
         self.assertEqual(together, alone)
 
-    def test_whoever_leaves_stops_the_reading_within_a_tenth_of_a_second(self):
+    def test_a_closed_connection_stops_the_prefill_within_a_tenth_of_a_second(self):
         # Only the quickest case counts: other programs can delay a thread, but nothing makes it faster.
         # docs/server.md has the printed times.
         times = []
@@ -283,7 +283,7 @@ class Answers(unittest.TestCase):
                 pass
             return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", drain(connection))]
 
-    def test_requests_that_others_may_read_otherwise_are_refused(self):
+    def test_ambiguous_requests_are_refused(self):
         hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         length = b"Content-Length: %d\r\n" % len(hidden)
         for fields, expected in (
@@ -310,7 +310,7 @@ class Answers(unittest.TestCase):
                        b"fffffffffffffffff\r\n{}\r\n0\r\n\r\n", b"2;a\nb\r\n{}\r\n0\r\n\r\n"):
             self.assertIn(self.statuses(chunked + chunks + hidden), ([400], [413]), chunks)
 
-    def test_what_is_allowed_is_read_as_it_is_meant(self):
+    def test_unusual_but_valid_requests_are_read_correctly(self):
         last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n"
         for request in (chunked + b'd;name="v"\r\n{"content": "\r\n3\r\na"}\r\n0\r\nX: a\r\n\r\n', b"\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -318,7 +318,7 @@ class Answers(unittest.TestCase):
             self.assertEqual(self.statuses(request + last), [200, 200], request)
         self.assertEqual(self.statuses(b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n" + last), [403, 200])
 
-    def test_whoever_ended_its_sending_gets_its_answers(self):
+    def test_a_client_that_closed_its_sending_side_gets_its_answers(self):
         data = json.dumps({"messages": [user(QUESTION)]}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         request = head % len(data) + data
@@ -332,7 +332,7 @@ class Answers(unittest.TestCase):
         self.assertTrue(got.startswith(b"HTTP/1.1 200 OK\r\n"), got)
         self.assertIn(b"data: [DONE]\n\n", got)
 
-    def test_whoever_is_gone_without_a_word_stops_a_whole_answer_too(self):
+    def test_a_lost_connection_also_stops_an_answer_that_is_not_streamed(self):
         with self.server.begin(long_request(stream=False)):
             self.server.wait_until(lambda state: any(slot["busy"] for slot in state["slots"]))
         self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]), 5)
@@ -345,7 +345,7 @@ class Answers(unittest.TestCase):
         self.assertNotIn(b"chunked", head)
         self.assertTrue(body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n"), body)
 
-    def test_whoever_asks_to_continue_is_told_to(self):
+    def test_a_client_that_expects_100_continue_gets_it(self):
         data = json.dumps({"messages": [user(QUESTION)]}).encode()
         with self.server.connect() as connection:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
@@ -439,7 +439,7 @@ class Answers(unittest.TestCase):
         for word in ("://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             self.assertNotIn(word, page)
 
-    def test_figures_are_there(self):
+    def test_metrics_are_served(self):
         self.server.chat(QUESTION)
         figures = dict(line.rsplit(" ", 1) for line in self.server.get("/metrics").split("\n") if line and line[0] != "#")
         self.assertEqual(float(figures["thimble_budget_bytes"]), BUDGET)
@@ -478,7 +478,7 @@ class Settings(unittest.TestCase):
         self.assertLess(server.anonymous_bytes(), BUDGET + BESIDE)
         self.assertEqual(server.stop()[0], 0)
 
-    def test_what_is_gone_is_said_to_be(self):
+    def test_an_answer_about_an_evicted_sentence_is_marked_as_gone(self):
         server = Server(*POLICY, "--slots", "1")
         for settings, gone in (({"retention": "window", "pool": 256}, True), ({}, False)):
             self.assertEqual(server.set(**settings)[0], 200)
@@ -489,7 +489,7 @@ class Settings(unittest.TestCase):
             self.assertEqual(held["asked"]["gone"], gone)
         self.assertEqual(server.stop()[0], 0)
 
-    def test_what_is_refused_changes_nothing(self):
+    def test_refused_settings_change_nothing(self):
         server = Server(*POLICY, "--mem-budget", "64MiB")
         body = server.chat(QUESTION)
         before = server.state()
@@ -515,12 +515,12 @@ class Settings(unittest.TestCase):
         self.assertEqual(server.state()["memory"]["pool"], before["memory"]["pool"])
         self.assertEqual(server.stop()[0], 0)
 
-    def test_while_a_slot_is_at_work_nothing_changes(self):
+    def test_settings_do_not_change_while_a_slot_is_busy(self):
         server = Server(*POLICY)
         with server.begin(long_request()):
             server.wait_until(lambda state: any(slot["busy"] for slot in state["slots"]))
             status, error = server.set(pool=64)
-            self.assertEqual((status, error["error"]["message"]), (409, "a slot is at work; change the settings when all are idle"))
+            self.assertEqual((status, error["error"]["message"]), (409, "a slot is busy; change the settings when all slots are idle"))
         server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
         self.assertEqual(server.set(pool=64)[1]["memory"]["pool"], 64)
         self.assertEqual(server.state()["last"], None)
@@ -597,7 +597,7 @@ class Large(unittest.TestCase):
             thread.join()
         return max(most)
 
-    def test_the_largest_texts_stay_within_what_stands_beside_the_budget(self):
+    def test_the_largest_texts_stay_within_the_memory_outside_the_budget(self):
         run = self.MOST // 8
         book = (BOOK * 5)[:self.MOST - 30000]
         stretches = "a" * run + " " + "b" * run + " " * run + book[:self.MOST // 2]
@@ -646,7 +646,7 @@ class InFlight(unittest.TestCase):
             most = max(most, self.server.anonymous_bytes())
             unread.append(connection)
         self.assertEqual(set(statuses), {b"200", b"503"})
-        read_until(unread[-1], lambda got: b"come again later" in got)
+        read_until(unread[-1], lambda got: b"try again later" in got)
         self.assertLess(most, BUDGET + BESIDE)
         for connection in unread:
             connection.close()
@@ -688,7 +688,7 @@ class InFlight(unittest.TestCase):
 class Slow(unittest.TestCase):
     """Tests with clients that stop sending; all wait at the same time."""
 
-    def test_who_sends_nothing_more_is_closed(self):
+    def test_an_idle_connection_is_closed(self):
         server = Server(*POLICY, "--mem-budget", "64MiB")
         beginnings = [b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"GET /hea", b""]
         connections = [server.connect(timeout=30) for _ in beginnings]
@@ -705,7 +705,7 @@ class Slow(unittest.TestCase):
 class OneSlot(unittest.TestCase):
     """Tests that need their own server: a full queue, a key, a pool that becomes full, Ctrl-C."""
 
-    def test_a_full_queue_is_said_and_an_empty_one_serves_again(self):
+    def test_a_full_queue_is_reported_and_an_empty_one_serves_again(self):
         server = Server(*POLICY, "--slots", "1")
         waiting = []
         for i in range(5):  # one is read, four wait
@@ -722,12 +722,12 @@ class OneSlot(unittest.TestCase):
         with server.begin(long_request()):
             server.wait_until(lambda state: state["slots"][0]["busy"])
             status, _, error = server.ask("GET", "/thimble/kept?slot=0")
-            self.assertEqual((status, error["error"]["message"]), (409, "slot 0 is at work; ask again when it is idle"))
+            self.assertEqual((status, error["error"]["message"]), (409, "slot 0 is busy; ask again when it is idle"))
             code, seconds = server.stop(signal.SIGINT)  # while it reads
         self.assertEqual(code, 0)
         self.assertLess(seconds, 5)
 
-    def test_whoever_leaves_before_the_clone_is_made_stops_that(self):
+    def test_a_connection_closed_before_the_clone_is_made_stops_the_clone(self):
         def idle(state):
             return not any(slot["busy"] for slot in state["slots"])
 
@@ -784,7 +784,7 @@ class OneSlot(unittest.TestCase):
         self.assertNotIn("Access-Control-Allow-Origin", server.ask("GET", "/v1/models", headers={**page, **key})[1])
         self.assertEqual(server.stop()[0], 0)
 
-    def test_only_who_has_the_key_is_served(self):
+    def test_requests_without_the_key_are_refused(self):
         server = Server(*POLICY, "--slots", "1", "--api-key", "secret")
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secre"}, 401), ({"Authorization": "Bearer secretsecret"}, 401),
                                   ({"Authorization": "Bearer secret"}, 200), ({"x-api-key": "secret"}, 200)):
@@ -794,7 +794,7 @@ class OneSlot(unittest.TestCase):
         self.assertEqual(server.set(pool=64)[0], 401)
         self.assertEqual(server.stop()[0], 0)
 
-    def test_what_is_held_is_not_read_again_and_a_full_pool_is_said(self):
+    def test_held_tokens_are_not_read_again_and_a_full_pool_is_reported(self):
         flags = ["--device", "cpu", "--retention", "none", "--pool", "2048", "--chunk", "256"]
         server = Server(*flags, "--slots", "1")
         text = BOOK[:4000]
@@ -823,7 +823,7 @@ class OneSlot(unittest.TestCase):
             self.assertEqual({value for layer in heads for value in layer}, {share}, (first, count))
         self.assertEqual(server.stop()[0], 0)
 
-    def test_a_system_prompt_stands_where_a_request_has_none(self):
+    def test_the_system_prompt_is_used_if_a_request_has_none(self):
         flags = [*POLICY, "--system-prompt", "Sylvia works in Oslo."]
         server = Server(*flags, "--slots", "1")
         expected = thimble("run", "-m", MODEL, *flags, "-p", "In which city does Sylvia work?")
@@ -833,7 +833,7 @@ class OneSlot(unittest.TestCase):
         self.assertIn("Oslo", expected)
         self.assertEqual(server.stop()[0], 0)
 
-    def test_a_budget_too_small_for_the_slots_is_said(self):
+    def test_a_budget_too_small_for_the_slots_is_reported(self):
         with self.assertRaisesRegex(RuntimeError, "4 slots need .*fewer --slots"):
             Server(*POLICY, "--slots", "4", "--mem-budget", "64MiB")
 

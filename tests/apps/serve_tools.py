@@ -286,7 +286,7 @@ class Harmony(Chain):
     model_of = (HARMONY, CHANNELS, [["t", "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
                                      "<|channel|>final<|message|>Four.", "<|return|>"]])
 
-    def test_thoughts_and_answer_are_apart_and_come_back(self):
+    def test_thoughts_and_answer_are_separate_and_can_be_sent_back(self):
         question = {"role": "user", "content": "2+2?"}
         message = self.server.chat([question])["choices"][0]["message"]
         self.assertEqual(message, {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."})

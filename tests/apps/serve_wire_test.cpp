@@ -60,13 +60,13 @@ TEST(ServeJson, IsBoundedInTextsThatAreJson) {
   for (const Part& part : parts) EXPECT_FALSE(part.is_call());
 }
 
-TEST(ServeJson, RefusesWhatIsNoUtf8AndNoObject) {
+TEST(ServeJson, RefusesBodiesThatAreNotUtf8OrNotObjects) {
   for (const char* text :
        {"", "{", "[]", "1", "null", "{\"a\":\"\xff\"}", "{\"a\":\"\\ud800\"}", "{\"a\":1e999}"})
     EXPECT_THROW(parse_object(text), Refusal) << text;
 }
 
-TEST(ServeJson, WritesWhatIsNoUtf8AsReplacements) {
+TEST(ServeJson, WritesInvalidUtf8AsReplacementCharacters) {
   EXPECT_EQ(write_json({{"a", "x\xff"}}), "{\"a\":\"x\xEF\xBF\xBD\"}");
 }
 
@@ -533,7 +533,7 @@ TEST(ServeOpenAi, WritesProbabilities) {
 }
 
 // Probabilities are inserted at their own place for every text of an answer.
-TEST(ServeOpenAi, WritesProbabilitiesNextToWordsThatLookLikeTheirPlace) {
+TEST(ServeOpenAi, WritesProbabilitiesIfTheAnswerLooksLikeTheirField) {
   const std::string words = R"({"logprobs":null,"finish_reason":null})";
   Asked a = asked(false);
   a.task.logprobs = true;

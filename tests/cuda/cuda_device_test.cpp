@@ -28,7 +28,7 @@ TEST(CudaDevice, SaysWhyThereIsNoCard) {
   EXPECT_EQ(must(open_device("auto", {.threads = 1}))->info().name, "cpu");
 }
 
-TEST(CudaDevice, RefusesNamesThatAreNone) {
+TEST(CudaDevice, RefusesNamesThatAreNotDevices) {
   for (const char* name : {"cuda:", "cuda:x", "cuda:1x", "cuda1", "cuda:-1", "cuda:99999999999"})
     EXPECT_EQ(open_device(name, {}).status().code(), Code::kUnsupported) << name;
 }

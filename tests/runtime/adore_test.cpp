@@ -252,7 +252,7 @@ TEST(Adore, ReadsTheSameInAnyPieces) {
 
 // Local tokens are read after a full pool, and the first generated token releases entries until the pool has
 // its size.
-TEST(Adore, ReadsLocalTokensBehindAFullPool) {
+TEST(Adore, ReadsLocalTokensAfterThePoolIsFull) {
   const SeededModel m = seeded_model();
   for (const uint32_t chunk : {16u, 64u}) {
     SessionOptions o = adore(m, 60, 9, chunk);

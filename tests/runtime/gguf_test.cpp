@@ -271,7 +271,7 @@ TEST(Gguf, RefusesPartsThatAreNotAllOfOneModel) {
   expect_message(refused(bad), Code::kFormat, "part-1 and part-2 differ in the key 'general.architecture'");
 }
 
-TEST(Gguf, OpensAllPartsBesideTheOneThatIsNamed) {
+TEST(Gguf, OpensAllPartsNextToTheNamedPart) {
   const std::string prefix = ::testing::TempDir() + "gguf_test-",
                     names[] = {prefix + "00001-of-00002.gguf", prefix + "00002-of-00002.gguf"};
   const std::vector<GgufWriter> parts = six_tensors().parts(2);

@@ -423,7 +423,7 @@ std::string zip_of(const std::string& pickle, const std::string& storage = std::
 
 // A pickle runs code by naming a callable and calling it. The reader refuses all of these names before any
 // call.
-TEST(Pickle, RefusesEveryNameButThoseOfCheckpointsAndRunsNothing) {
+TEST(Pickle, RefusesAllNamesExceptThoseOfCheckpointsAndRunsNoCode) {
   const std::pair<const char*, const char*> kNames[] = {{"os", "system"},
                                                         {"posix", "system"},
                                                         {"nt", "system"},
@@ -467,7 +467,7 @@ TEST(Pickle, RefusesInstructionsThatCheckpointsDoNotNeed) {
     expect_sentence(read_torch(zip_of(std::string(begin) + "}.")).status(), Code::kUnsupported, "protocol 2");
 }
 
-TEST(Pickle, RefusesWhatMakesNoSense) {
+TEST(Pickle, RefusesInvalidPickles) {
   const auto tensor = [](int64_t elements, int64_t offset, const std::vector<int64_t>& shape,
                          const std::vector<int64_t>& strides) {
     return PickleWriter()
@@ -572,7 +572,7 @@ TEST(Checkpoints, OfBigEndianMachinesAreRefused) {
                   Code::kUnsupported, "big-endian");
 }
 
-TEST(Checkpoints, MayHoldAStorageThatTensorsShareAndWhatIsNoTensor) {
+TEST(Checkpoints, MayHoldSharedStoragesAndValuesThatAreNotTensors) {
   PickleWriter w;
   w.op("}(")
       .text("list")
@@ -623,7 +623,7 @@ std::string safe_of(std::string header, size_t data = 64) {
   return raw(static_cast<uint64_t>(header.size())) + header + std::string(data, '\0');
 }
 
-TEST(Safetensors, RefuseWhatTheirHeaderDoesNotSayRightly) {
+TEST(Safetensors, RefuseAHeaderWithErrors) {
   ASSERT_TRUE(read_safe(safe_of(R"( {)")).ok() == false);
   ASSERT_TRUE(read_safe(safe_of(R"({"a":{"dtype":"F32","shape":[2, 8],"data_offsets":[0,64]}} )")).ok());
   ASSERT_TRUE(

@@ -111,7 +111,7 @@ TEST(Needles, TokenSelectFindsThemAmongWhatTheRetainerKept) {
 
 // The other needles were evicted. Their answers cannot be guessed, so the tests above find only needles that
 // were kept.
-TEST(Needles, AWindowHoldsTheLastTwoAlone) {
+TEST(Needles, AWindowHoldsOnlyTheLastTwo) {
   EXPECT_EQ(answers(retaining(Retention::kWindow)), (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1}));
 }
 

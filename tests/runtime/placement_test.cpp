@@ -147,7 +147,7 @@ TEST(Placement, GoesWithTheLastSession) {
   EXPECT_FALSE(read(*again, seeded_tokens(30)).empty());
 }
 
-TEST(Placement, ARefusedAllocationLeavesNothingBehind) {
+TEST(Placement, ARefusedAllocationLeaksNothing) {
   const SeededModel m = seeded_model();
   const auto device = discrete();
   const uint64_t total = (open_session(m.model, locret(m), device), device->allocations);

@@ -214,7 +214,7 @@ TEST(Planner, NothingIsAllocatedOnceASessionIsMade) {
   }
 }
 
-TEST(Planner, ARefusedAllocationLeavesNothingBehind) {
+TEST(Planner, ARefusedAllocationLeaksNothing) {
   const auto device = std::make_shared<SpyDevice>(cpu());
   for (uint64_t i = 0;; ++i) {
     device->allocations = 0;

@@ -116,7 +116,7 @@ TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
 }
 
 // If no text can exceed the positions up to which queries do not grow, no queries are scaled.
-TEST(Policies, GrowQueriesOfLongTextsAlone) {
+TEST(Policies, GrowOnlyQueriesOfLongTexts) {
   const SeededModel m = seeded_model(growing());  // queries grow every 32 positions
   const auto growths = [&](const SessionOptions& o) {
     const auto device = std::make_shared<SpyDevice>(cpu());
@@ -233,7 +233,7 @@ TEST(Policies, CountWhatIsBeyondTheRangeOfHalves) {
   }
 }
 
-TEST(Policies, GiveTheSameBitsWhereverThePoolLies) {
+TEST(Policies, GiveTheSameBitsWhereverThePoolIsStored) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> tokens = seeded_tokens(200);
   for (const VoteScope vote : {VoteScope::kLayer, VoteScope::kGroup}) {

@@ -245,7 +245,7 @@ TEST(Sampler, GoesBackToTheHistoryAndTheRandomNumbersOfAPosition) {
   EXPECT_EQ(draw(50), tokens[0]);
 }
 
-TEST(Sampler, GoesBackBehindAFullHistory) {
+TEST(Sampler, GoesBackAfterTheHistoryIsFull) {
   SamplerOptions o = plain(1);
   o.repeat_penalty = 2;
   o.repeat_last = Sampler::kLongestHistory;

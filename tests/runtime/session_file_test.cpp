@@ -104,7 +104,7 @@ TEST(SessionFile, GoesOnAtOriginalPositionsAndWithALayersVote) {
 
 // An interrupted call is finished before the session is saved, as before any other call. The restored session
 // continues in the same way.
-TEST(SessionFile, SavesBehindAnInterrupt) {
+TEST(SessionFile, SavesAfterAnInterrupt) {
   const SeededModel m = seeded_model();
   const SessionOptions o = retaining(m, Retention::kLocret);
   const auto session = open_session(m.model, o), restored = open_session(m.model, o);
@@ -441,21 +441,21 @@ TEST(SessionFile, SaysWhatIsWrong) {
     std::memcpy(&bytes[at], &value, sizeof value);
     return refusal(*p.other, sign(bytes), Code::kFormat);
   };
-  EXPECT_EQ(refusal(*p.other, {}, Code::kFormat), "saved is no saved session");
-  EXPECT_EQ(refusal(*p.other, SessionBytes(5000), Code::kFormat), "saved is no saved session");
+  EXPECT_EQ(refusal(*p.other, {}, Code::kFormat), "saved is not a saved session");
+  EXPECT_EQ(refusal(*p.other, SessionBytes(5000), Code::kFormat), "saved is not a saved session");
   EXPECT_EQ(changed(8, uint32_t{3}),
             "saved is a saved session of version 3, and this library reads up to version 2");
   const auto says = [](const std::string& message, const char* part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   constexpr size_t kStream = 64;
-  says(changed(kStream, uint64_t{154}), "its heads hold what they cannot");
-  says(changed(kStream, uint64_t{1} << 40), "more tokens than there may be");
-  says(changed(kStream + 8, uint64_t{200}), "more tokens than there may be");
-  says(changed(kStream + 32, uint32_t{1}), "more tokens without scores");
-  says(changed(kStream + 44, int32_t{64}), "its logits cannot be");
-  says(changed(kStream + 44, int32_t{-2}), "its logits cannot be");
-  says(changed(kStream + 72, -1.0), "its statistics cannot be");
+  says(changed(kStream, uint64_t{154}), "its heads hold invalid entries");
+  says(changed(kStream, uint64_t{1} << 40), "too many tokens");
+  says(changed(kStream + 8, uint64_t{200}), "too many tokens");
+  says(changed(kStream + 32, uint32_t{1}), "too many tokens without scores");
+  says(changed(kStream + 44, int32_t{64}), "its logits are invalid");
+  says(changed(kStream + 44, int32_t{-2}), "its logits are invalid");
+  says(changed(kStream + 72, -1.0), "its statistics are invalid");
   says(changed(kStream + 136, -1.0f), "its sampler cannot be");
   // The body has 155 entries of 16 bytes of keys, as many of values, then positions.
   const size_t positions = end + 8 + 155 * 32;

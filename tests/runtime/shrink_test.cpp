@@ -58,7 +58,7 @@ TEST(Shrink, DividesASmallerPoolByTheSharesOfHeads) {
 }
 
 // The memory of three quarters of the entries is returned, except parts of pages at both ends.
-TEST(Shrink, GivesBackTheMemoryBehindEveryRun) {
+TEST(Shrink, GivesBackTheMemoryAfterEveryRun) {
   const SeededModel m = seeded_model({.head_dim = 64, .context_length = 1 << 20});
   SessionOptions o = retaining(m, Retention::kWindow);
   o.pool = 64 << 10;

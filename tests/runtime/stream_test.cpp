@@ -345,7 +345,7 @@ TEST(Stream, AFullContextLeavesTheSessionUsable) {
   EXPECT_EQ(session->step().status().code(), Code::kContextFull);
 }
 
-TEST(Stream, ABoundOnPositionsIsKept) {
+TEST(Stream, NeverPassesTheBoundOnPositions) {
   SessionOptions o = policies()[5].options;
   o.context = 100;
   const auto session = open_session(model().model, o);
@@ -358,7 +358,7 @@ TEST(Stream, ABoundOnPositionsIsKept) {
 
 // ---- generating ----
 
-TEST(Stream, AcceptOfTheStepsTokenIsAStep) {
+TEST(Stream, AcceptOfTheSampledTokenEqualsAStep) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
     const auto stepping = policy.open(), accepting = policy.open();
@@ -415,7 +415,7 @@ TEST(Stream, GeneratesTheSameTokensWithTheSameSeed) {
 // ---- numbers that are none ----
 
 // A token whose embedding is NaN makes every logit NaN from this token on.
-TEST(NotFinite, IsSaidAndLeavesAWayBack) {
+TEST(NotFinite, IsReportedAndTheSessionCanRewind) {
   constexpr int32_t kBad = 63;
   Seeded seeded;
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -586,7 +586,7 @@ TEST(Interrupt, WaitsForTheNextCallThatWorks) {
 
 // ---- going back ----
 
-TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
+TEST(Rewind, GoesOnAsIfTheRestHadNeverBeenRead) {
   enum Astray { kNever, kDecoding, kReading };
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
@@ -627,7 +627,7 @@ TEST(Rewind, DropsWaitingTokensFirst) {
   EXPECT_EQ(session->rewind(5).code(), Code::kInvalidArgument);
 }
 
-TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
+TEST(Rewind, RefusesToRewindBeforeAnEvictionAndChangesNothing) {
   const auto session = open_session(model().model, policies()[2].options);
   const std::vector<int32_t> tokens = seeded_tokens(100);
   read(*session, tokens);  // the last chunk ended at 85 and was evicted
@@ -640,7 +640,7 @@ TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
 }
 
 // A rewind also restores the sampler: its random numbers, and the tokens that it penalises.
-TEST(Rewind, GoesBackWithTheSampler) {
+TEST(Rewind, RestoresTheSampler) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
     const SessionOptions o = policy.with_room(200);

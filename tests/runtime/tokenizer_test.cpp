@@ -431,7 +431,7 @@ TEST_F(SharedIds, AreGivenForEveryPreTokenizerOfTheVocabularyThatShowsEachCut) {
   expect_pre_tokenizers(all.at("texts"), all.at("probe").at("pre"), path("golden/pretok-probe.gguf"));
 }
 
-TEST_F(SharedIds, AreGivenBySentencePieceWithAndWithoutASpaceInFront) {
+TEST_F(SharedIds, AreGivenBySentencePieceWithAndWithoutALeadingSpace) {
   THIMBLE_NEEDS(goldens());
   const nlohmann::json all = load();
   for (const bool adds : {false, true}) {
@@ -538,7 +538,7 @@ TEST(Tokenizer, GivesTheSameIdsInPieces) {
 }
 
 // Gemma's vocabulary has tokens for runs of newlines, which are found as they are.
-TEST(Tokenizer, IsCutInFrontOfNewlinesUnlessATokenGoesOnThereFromALetter) {
+TEST(Tokenizer, IsCutBeforeNewlinesUnlessATokenContinuesThereFromALetter) {
   EXPECT_EQ(Loaded(small_spm("\n\n")).tokenizer.cut("ab\n\n1"), 2u);
   EXPECT_EQ(Loaded(small_spm("b\n")).tokenizer.cut("ab\n\n1"), 0u);
 }
@@ -804,7 +804,7 @@ TEST(Tokenizer, AddsBosWhereTheFileOrTheKindSays) {
   EXPECT_FALSE(Loaded(spm.set("tokenizer.ggml.add_bos_token", false)).tokenizer.adds_bos());
 }
 
-TEST(Tokenizer, PutsASpaceInFrontAndTakesItAwayAgain) {
+TEST(Tokenizer, PutsASpaceBeforeTextAndRemovesItWhenDecoding) {
   GgufWriter w = small_spm();
   const Loaded with(w);
   const Tokenizer& t = with.tokenizer;
@@ -850,7 +850,7 @@ TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
   EXPECT_EQ(ids(Loaded(w).tokenizer, "a\u2581 b"), (std::vector<int32_t>{3, 4, 5, 6}));
 }
 
-TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfPhi3) {
+TEST(Tokenizer, StripsWhiteSpaceAfterTheMarksOfPhi3) {
   GgufWriter w = trained_spm("words");
   const nlohmann::json& spm = named(reference().at("sentencepiece"), "name", "words");
   auto tokens = spm.at("tokens").get<std::vector<std::string>>();
@@ -866,7 +866,7 @@ TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfPhi3) {
   expect_marks_strip(Loaded(w.set("general.architecture", "phi3")).tokenizer);
 }
 
-TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfThePublicPhi3) {
+TEST(Tokenizer, StripsWhiteSpaceAfterTheMarksOfThePublicPhi3) {
   const std::string path = shared_file("data/vocab/phi-3.gguf");
   THIMBLE_NEEDS(path);
   expect_marks_strip(Loaded(path).tokenizer);
@@ -1053,7 +1053,7 @@ TEST(Tokenizer, TakesTheEndsThatAListNames) {
   for (int32_t id : {260, 262, -1, 999}) EXPECT_FALSE(both.tokenizer.ends_generation(id)) << id;
 }
 
-TEST(Tokenizer, ShowsWhatTellsTheAnswersPartsApartAndNeverMakesItOfPlainText) {
+TEST(Tokenizer, ShowsTheMarksBetweenPartsOfAnAnswerAndNeverMakesThemFromPlainText) {
   const Loaded loaded(
       vocabulary_of({"<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|message|>", "<|start|>"}));
   const Tokenizer& t = loaded.tokenizer;
@@ -1085,7 +1085,7 @@ TEST(Tokenizer, WarnsOfAPreTokenizerThatIsNotKnownAndCutsTheDefaultWay) {
   EXPECT_NE(warning_of(w.erase("tokenizer.ggml.pre")).find("tokenizer.ggml.pre"), std::string::npos);
 }
 
-TEST(Tokenizer, WarnsOfAnIdBeyondTheVocabularyAndPassesItOver) {
+TEST(Tokenizer, WarnsOfAnIdBeyondTheVocabularyAndIgnoresIt) {
   GgufWriter w = small_spm();
   const Loaded loaded(w.set("tokenizer.ggml.eos_token_id", 5000u));
   ASSERT_EQ(loaded.tokenizer.warnings().size(), 1u);
@@ -1155,7 +1155,7 @@ TEST(Tokenizer, EncodesWithAnyVocabularyItAccepts) {
   EXPECT_EQ(ids(odd.tokenizer, "babz"), (std::vector<int32_t>{0, 0, 0, 4, 2, 0}));
 }
 
-TEST(Tokenizer, KnowsWhereTheBytesOfACharacterLie) {
+TEST(Tokenizer, KnowsWhichTokensHoldTheBytesOfACharacter) {
   GgufWriter w = small_spm();
   std::vector<std::string> tokens;
   std::vector<int32_t> types;

@@ -21,7 +21,7 @@ def run_script(*words):
 
 
 class Perplexity(unittest.TestCase):
-    def test_puts_bos_in_front_of_each_part(self):
+    def test_puts_bos_before_each_part(self):
         with thimble.Model(MODEL) as model, open(TEXT, encoding="utf-8") as file:
             bos, tokens = [model.info().bos], model.tokenize(file.read())
             expected = []

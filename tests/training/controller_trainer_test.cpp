@@ -146,7 +146,7 @@ TEST_F(ControllerTraining, GoesOnAsIfItHadNotBeenStopped) {
   EXPECT_EQ(contents_of(o.output), whole);
 }
 
-TEST_F(ControllerTraining, IsRefusedWhereTheModelGivesNoNumbers) {
+TEST_F(ControllerTraining, IsRefusedIfTheModelGivesNaN) {
   for (const std::string broken : {"token_embd.weight", "blk.1.attn_k.weight"}) {
     Seeded s = bytes_model(true);
     s.edit = [&](const std::string& name, std::vector<float>& values) {

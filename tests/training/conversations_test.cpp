@@ -63,7 +63,7 @@ TEST(Conversations, AreRefusedByTheLinesNumber) {
   }
 }
 
-TEST(Conversations, StandOnLinesOfTheirOwn) {
+TEST(Conversations, TakeOneLineEach) {
   const auto lines = lines_of("{1}\r\n\n  \n{2}");
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[1].text, "{2}");

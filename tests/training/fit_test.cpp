@@ -261,7 +261,7 @@ TEST(Fit, LearnsWhatLabelsDependOn) {
 
 // A good state is stored every 50 steps. The result is the state of step 50, to the bit, and not that of the
 // start or of the previous step.
-TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
+TEST(Fit, StopsWithTheLastGoodStateIfTheLossIsNotANumber) {
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kSink}) {
     Samples samples = some_samples(2, 16, false, 8);
     FitOptions options = of_kind(kind);
@@ -298,7 +298,7 @@ TEST(Fit, HasNoGoodStateButTheFirstBeforeOneIsKept) {
 
 // No later loss reveals an invalid last step: its momentum is NaN, while the loss of that step is still a
 // number.
-TEST(Fit, StopsWithTheLastGoodStateWhereTheLastStepGivesNoNumbers) {
+TEST(Fit, StopsWithTheLastGoodStateIfTheLastStepGivesNaN) {
   const Samples samples = some_samples(2, 16, false, 8);
   FitOptions options = of_kind(Retainer::Kind::kMlp);
   options.steps = 60;
@@ -317,7 +317,7 @@ TEST(Fit, StopsWithTheLastGoodStateWhereTheLastStepGivesNoNumbers) {
   EXPECT_EQ(std::vector<float>(fit->parameters().begin(), fit->parameters().end()), good);
 }
 
-TEST(Fit, RefusesStatesThatAreNoNumbers) {
+TEST(Fit, RefusesStatesThatAreNaN) {
   Samples samples = some_samples(2, 16, false, 8);
   samples.states(1, 1)[5] = f32_to_f16(NAN);
   const auto refused = Fit::start(cpu(), samples, of_kind(Retainer::Kind::kMlp));

@@ -187,7 +187,7 @@ TEST(LeastSquares, FindTheMeansOfTokensThatRepeat) {
   }
 }
 
-TEST(LeastSquares, AreRefusedWhereANumberIsNone) {
+TEST(LeastSquares, AreRefusedIfANumberIsNotFinite) {
   const SampleShape s{2, 2, 16};
   for (const char* of : {"states", "labels"}) {
     Text text = some_text(s, 512, 8);

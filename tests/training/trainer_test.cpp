@@ -212,7 +212,7 @@ void expect_judgement(Recall dense, Recall retainer, Recall window, const char* 
   const std::string said = judgement_of(dense, retainer, window);
   EXPECT_NE(said.find(words), std::string::npos) << said;
 }
-TEST(Judgement, RefusesToCallGoodWhatIsNot) {
+TEST(Judgement, CallsARetainerGoodOnlyIfItBeatsAWindow) {
   const auto expect = expect_judgement;
   expect({}, {}, {}, "answers 0 % of these questions even when nothing is dropped");
   expect({48, 23}, {48, 23}, {48, 0}, "answers 48 % of these questions even");
@@ -294,7 +294,7 @@ TEST_F(Training, LearnsFromPromptsAndAnswers) {
   EXPECT_NE(refused.status().message().find("256 tokens"), std::string::npos) << refused.status().message();
 }
 
-TEST_F(Training, IsRefusedWhereTheModelGivesNoNumbers) {
+TEST_F(Training, IsRefusedIfTheModelGivesNaN) {
   Seeded s = bytes_model(true);
   s.edit = [](const std::string& name, std::vector<float>& values) {
     if (name == "blk.1.attn_norm.weight") values[3] = NAN;
@@ -453,7 +453,7 @@ TEST_F(Training, AsksWhileItFits) {
   EXPECT_EQ(contents_of(o.output), whole);
 }
 
-TEST_F(Training, SaysThatTheFileIsThereWhereTheCheckFails) {
+TEST_F(Training, SaysThatTheFileIsWrittenIfTheCheckFails) {
   const auto spy = std::make_shared<SpyDevice>(cpu());
   const TrainingOptions o = options("unchecked");
   const auto trainer = open(o, spy);
@@ -621,7 +621,7 @@ TEST_F(Training, IsRefusedInASentence) {
       },
       Code::kUnsupported, "share of 1");
   expect(
-      "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "there already");
+      "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "exists already");
   expect(
       "no such heads", [](TrainingOptions& o) { o.heads = "/no such file"; }, Code::kIo, "no such file");
 }

@@ -30,7 +30,7 @@ Status CardState::check(cudaError_t e, const char* doing) const {
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
       return error(Code::kUnsupported,
-                   "cuda:%d has compute capability %d.%d, for which this build has no kernels; build with "
+                   "cuda:%d has compute capability %d.%d, but this build has no kernels for it; build with "
                    "-DCMAKE_CUDA_ARCHITECTURES=%d%d%s, or use --device cpu",
                    card.index, card.major, card.minor, card.major, card.minor, card.major == 9 ? "a" : "");
     case cudaErrorAssert:

@@ -97,7 +97,8 @@ void examine(const Api& vk, Gpu& gpu) {
   vk.GetPhysicalDeviceProperties(gpu.handle, &basics);
   gpu.info.description = basics.deviceName;
   if (basics.apiVersion < VK_API_VERSION_1_2) {
-    gpu.refused = "its driver is of Vulkan " + version_text(basics.apiVersion) + ", 1.2 is needed";
+    gpu.refused =
+        "its driver supports only Vulkan " + version_text(basics.apiVersion) + ", but 1.2 is needed";
     return;
   }
 
@@ -188,7 +189,7 @@ void examine(const Api& vk, Gpu& gpu) {
   gpu.queue_family = family.value_or(0);
   const uint32_t lanes = gpu.limits.subgroup_size;
   if (!family)
-    gpu.refused = "it has no queue that computes";
+    gpu.refused = "it has no compute queue";
   else if (!features12.timelineSemaphore)
     gpu.refused = "it has no timeline semaphores";
   else if (!(subgroups.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT) ||

@@ -93,7 +93,7 @@ public final class Thimble {
   /** A name as C reads it. */
   static byte[] terminated(String name) {
     if (name == null) return null;
-    if (name.indexOf('\0') >= 0) throw new IllegalArgumentException("a name or path holds a NUL character");
+    if (name.indexOf('\0') >= 0) throw new IllegalArgumentException("a name or path contains a NUL character");
     return bytes(name + '\0');
   }
 }

@@ -176,7 +176,7 @@ def _load() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise ImportError(f"libthimble cannot be loaded from {path}: {error}; set THIMBLE_LIBRARY to its path") from None
     if abi < ABI:
-        raise ImportError(f"{path} has ABI {abi}, this package needs {ABI}: take a newer libthimble")
+        raise ImportError(f"{path} has ABI {abi}, this package needs {ABI}: install a newer libthimble")
     for name, result, arguments in FUNCTIONS:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
