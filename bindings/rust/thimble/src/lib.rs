@@ -113,7 +113,7 @@ fn utf8(bytes: Vec<u8>) -> Result<String> {
 }
 
 fn c_text(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::invalid("a name or path holds a NUL byte"))
+    CString::new(text).map_err(|_| Error::invalid("a name or path contains a NUL byte"))
 }
 
 fn c_path(path: &Path) -> Result<CString> {
@@ -219,7 +219,7 @@ impl Model {
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
         // Safety: a function of the library without arguments.
         if unsafe { sys::thimble_abi_version() } < sys::THIMBLE_ABI {
-            return Err(Error::invalid("the libthimble that was loaded is older than this crate: take a newer one"));
+            return Err(Error::invalid("the loaded libthimble is older than this crate: install a newer one"));
         }
         let path = c_path(path.as_ref())?;
         let mut warnings: Vec<String> = Vec::new();
