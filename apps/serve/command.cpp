@@ -85,7 +85,7 @@ Command add_serve(CLI::App& root) {
   add_sampling_flags(*app, settings);
   app->footer(
       "The flags of the answer are defaults, which a request can override.\n"
-      "In addition to --mem-budget the process takes up to 32 MiB or 1/16 of the budget, whichever is more.\n"
+      "In addition to --mem-budget the process takes up to 32 MiB or 1/16 of it, whichever is more.\n"
       "Requests and answers that do not fit in that memory get status 503 or 413 (docs/server.md).\n"
       "Ctrl-C ends the server.\n\n"
       "Examples:\n"
