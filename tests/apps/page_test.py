@@ -214,13 +214,13 @@ class Page(unittest.TestCase):
         self.wait(lambda: "window, pool of 256" in self.text("#model") and " of 50,331,648 bytes" in self.text("#bytes"))
         self.assertNotEqual(self.ask(QUESTION), "40917")
         # The answer says that the sentence is gone, and the map marks it.
-        self.assertIn("is no longer held, so this is likely a guess: no head has any of “" + SENTENCE + "”", self.text(".gone"))
+        self.assertIn("was evicted: no head holds any of “" + SENTENCE + "”", self.text(".gone"))
         self.assertTrue(self.find("#lost").is_displayed())
         self.assertTrue(self.colour("error") in self.shades())
         self.find(".gone a").send_keys(Keys.ENTER)
         self.assertEqual(self.text("#passage").strip(), SENTENCE)
-        self.assertIn("no longer held", self.text("#figures"))
-        self.assertIn("no longer held", self.find("#map").get_attribute("aria-valuetext"))
+        self.assertIn("most of it was evicted", self.text("#figures"))
+        self.assertIn("evicted", self.find("#map").get_attribute("aria-valuetext"))
         self.shoot("gone")
         # A refusal of the server is shown where the value was entered, and changes nothing.
         self.change(pool="10000000", budget="")

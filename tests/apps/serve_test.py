@@ -646,7 +646,7 @@ class InFlight(unittest.TestCase):
             most = max(most, self.server.anonymous_bytes())
             unread.append(connection)
         self.assertEqual(set(statuses), {b"200", b"503"})
-        read_until(unread[-1], lambda got: b"try again later" in got)
+        read_until(unread[-1], lambda got: b"again later" in got)
         self.assertLess(most, BUDGET + BESIDE)
         for connection in unread:
             connection.close()

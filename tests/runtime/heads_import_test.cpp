@@ -351,7 +351,7 @@ TEST(HeadsImport, RefusesScoresOfAnotherModelSayingWhatDiffers) {
       {"another kind", safetensors(linear_tensors(), "F32"), Code::kFormat,
        "lacks the tensor 'layers.0.0.weight'", "mlp"},
       {"an unknown kind", safetensors(linear_tensors(), "F32"), Code::kInvalidArgument,
-       "there is no kind 'gate' of retainer; there are locret, linear, mlp, sink", "gate"},
+       "'gate' is not a kind of retainer; the kinds are locret, linear, mlp, sink", "gate"},
       {"text", "scores, please", Code::kFormat, "neither a file of torch.save nor one of safetensors"},
       {"nothing", "", Code::kFormat, "neither a file of torch.save nor one of safetensors"},
       {"a model", std::string(reinterpret_cast<const char*>(tiny.bytes.data()), tiny.bytes.size()),
