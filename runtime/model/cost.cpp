@@ -2,17 +2,6 @@
 
 namespace thimble {
 
-Cost product_cost(const AttentionMixer& m) {
-  return product_cost(m.q) + product_cost(m.k) + product_cost(m.v) + product_cost(m.output);
-}
-
-// The state is read and written once for each step. It is too small to count.
-Cost product_cost(const ShortConvMixer& m) {
-  return product_cost(m.in) + product_cost(m.conv) + product_cost(m.out);
-}
-
-Cost product_cost(const Dense& f) { return product_cost(f.gate) + product_cost(f.up) + product_cost(f.down); }
-
 Cost key_cost(const AttentionMixer& m) {
   return {static_cast<double>(m.kv_heads * kv_bytes(DType::kF16, m.head_dim)), 2.0 * m.heads * m.head_dim};
 }

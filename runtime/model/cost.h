@@ -22,10 +22,15 @@ inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 
 // The cost of a matrix: its bytes, and the operations for one row.
 inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
-// The same for all matrices of a mixer or of a feed-forward.
-Cost product_cost(const AttentionMixer&);
-Cost product_cost(const ShortConvMixer&);
-Cost product_cost(const Dense&);
+// The same for all matrices of a mixer or of a feed-forward. Its vectors are too small to count, and so is
+// its state, which a step reads and writes once.
+template <typename Part>
+Cost product_cost(const Part& part) {
+  Cost sum;
+  for (const Tensor& t : part.tensors())
+    if (t.rows > 1) sum += product_cost(t);
+  return sum;
+}
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const AttentionMixer&);
 // The same in all layers that attend to every entry, without the first `skipped` layers of the model.

@@ -117,20 +117,6 @@ Result<ChatWriter> Model::chat_named(std::string_view name) const {
                known.status().message().c_str(), names.c_str());
 }
 
-namespace {
-
-std::vector<Tensor> tensors_of(const AttentionMixer& m) {
-  return {m.q, m.k, m.v, m.q_bias, m.k_bias, m.v_bias, m.q_norm, m.k_norm, m.sinks, m.output, m.output_bias};
-}
-std::vector<Tensor> tensors_of(const ShortConvMixer& m) { return {m.in, m.conv, m.out}; }
-std::vector<Tensor> tensors_of(const Dense& f) { return {f.gate, f.up, f.down}; }
-std::vector<Tensor> tensors_of(const Experts& f) {
-  return {f.gate,      f.up,      f.down,      f.router,      f.router_bias, f.choice_bias,
-          f.gate_bias, f.up_bias, f.down_bias, f.shared.gate, f.shared.up,   f.shared.down};
-}
-
-}  // namespace
-
 const AttentionMixer* Layer::attention() const {
   for (const Mixer& mixer : mixers)
     if (const auto* found = std::get_if<AttentionMixer>(&mixer)) return found;
@@ -138,15 +124,15 @@ const AttentionMixer* Layer::attention() const {
 }
 
 uint64_t Layer::state_bytes() const {
-  for (const Mixer& mixer : mixers)
-    if (const auto* conv = std::get_if<ShortConvMixer>(&mixer)) return conv->state_bytes();
-  return 0;
+  uint64_t bytes = 0;
+  for (const Mixer& mixer : mixers) bytes += std::visit([](const auto& m) { return m.state_bytes(); }, mixer);
+  return bytes;
 }
 
 std::vector<Tensor> Layer::tensors() const {
   std::vector<Tensor> all{norm, ffn_norm, post_norm, post_ffn_norm};
   const auto add = [&](const auto& part) {
-    const std::vector<Tensor> its = tensors_of(part);
+    const std::vector<Tensor> its = part.tensors();
     all.insert(all.end(), its.begin(), its.end());
   };
   for (const Mixer& mixer : mixers) std::visit(add, mixer);

@@ -65,6 +65,15 @@ struct AttentionMixer {
   uint32_t q_cols() const { return heads * head_dim; }
   uint32_t kv_cols() const { return kv_heads * head_dim; }
   uint32_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
+
+  // What every mixer says: its tensors, the columns of the rows that it computes first and of those that it
+  // returns before its last matrix, and the bytes of its state.
+  std::vector<Tensor> tensors() const {
+    return {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, sinks, output, output_bias};
+  }
+  uint32_t first_cols() const { return qkv_cols(); }
+  uint32_t last_cols() const { return q_cols(); }
+  uint64_t state_bytes() const { return 0; }
 };
 
 // A convolution over the last `taps` tokens of each channel, between two gates (lfm2). It keeps the inputs of
@@ -76,6 +85,10 @@ struct ShortConvMixer {
 
   uint32_t channels() const { return conv.rows; }
   uint32_t taps() const { return conv.cols; }
+
+  std::vector<Tensor> tensors() const { return {in, conv, out}; }
+  uint32_t first_cols() const { return in.rows; }
+  uint32_t last_cols() const { return channels(); }
   uint64_t state_bytes() const { return uint64_t(taps() - 1) * channels() * sizeof(float); }
 };
 using Mixer = std::variant<AttentionMixer, ShortConvMixer>;
@@ -83,6 +96,7 @@ using Mixer = std::variant<AttentionMixer, ShortConvMixer>;
 // The feed-forward of one expert, or of a layer without experts. Empty tensors: there is none.
 struct Dense {
   Tensor gate, up, down;  // [d_ff][d_model] twice, [d_model][d_ff]
+  std::vector<Tensor> tensors() const { return {gate, up, down}; }
 };
 
 struct Experts {
@@ -94,6 +108,10 @@ struct Experts {
   Dense shared;                          // of the expert that processes every token (granite)
 
   uint32_t d_ff() const { return down.cols; }  // of one expert
+  std::vector<Tensor> tensors() const {
+    return {gate,      up,      down,      router,      router_bias, choice_bias,
+            gate_bias, up_bias, down_bias, shared.gate, shared.up,   shared.down};
+  }
 };
 using FeedForward = std::variant<Dense, Experts>;
 

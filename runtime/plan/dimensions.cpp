@@ -115,17 +115,6 @@ void place_runs(const Model& model, Dimensions& d) {
   if (d.moves) d.runs = d.divisions.front().runs;
 }
 
-void widen(Dimensions& d, const AttentionMixer& m) {
-  d.qkv_cols = std::max(d.qkv_cols, m.qkv_cols());
-  d.mixer_cols = std::max(d.mixer_cols, m.qkv_cols());
-  d.mixed_cols = std::max(d.mixed_cols, m.q_cols());
-}
-
-void widen(Dimensions& d, const ShortConvMixer& m) {
-  d.mixer_cols = std::max(d.mixer_cols, m.in.rows);
-  d.mixed_cols = std::max(d.mixed_cols, m.channels());
-}
-
 // The slots for the states of recurrent layers: one for the current states, one that the next step writes,
 // and up to kMostSnapshots for rewinding. Snapshots take at most a 16th of the budget.
 uint32_t state_slots(const Model& model, const SessionOptions& o) {
@@ -194,7 +183,15 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   d.view_capacity = std::min(view_entries, kMaxViewEntries);
   d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
   for (const Layer& layer : model.layers)
-    for (const Mixer& mixer : layer.mixers) std::visit([&](const auto& m) { widen(d, m); }, mixer);
+    for (const Mixer& mixer : layer.mixers)
+      std::visit(
+          [&](const auto& m) {
+            d.mixer_cols = std::max(d.mixer_cols, m.first_cols());
+            d.mixed_cols = std::max(d.mixed_cols, m.last_cols());
+          },
+          mixer);
+  for (size_t i = 0; i < d.runs.size(); ++i)
+    d.qkv_cols = std::max(d.qkv_cols, model.owner_of_run(i).qkv_cols());
   d.state_slots = state_slots(model, o);
   if (d.state_slots) d.most_recent = uint64_t(d.capacity) + o.chunk;
   d.most_waiting = std::max<uint64_t>(uint64_t(o.chunk) + o.local + 1, d.most_recent);

@@ -58,7 +58,8 @@ class ReferenceModel {
     for (uint32_t layer = 0; layer < s_.layers; ++layer) {
       const AttentionMixer& w = *m_.layers[layer].attention();
       const Dense& f = std::get<Dense>(m_.layers[layer].feed_forward);
-      const Vector in = norm(x, m_.layers[layer].norm), of_token = product(w.q, in), q = grown(of_token, position);
+      const Vector in = norm(x, m_.layers[layer].norm), of_token = product(w.q, in),
+                   q = grown(of_token, position);
       k_[layer].resize(position);
       v_[layer].resize(position);
       const Vector k = product(w.k, in), v = product(w.v, in);
