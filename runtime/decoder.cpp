@@ -70,7 +70,7 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
     attend(l, select(l));
   }
   if (step == Step::kChunk || step == Step::kRebuild ||
-      (step == Step::kDecode && retention(l).scores_on_host()))
+      (step == Step::kDecode && traits_of(m, options_).eviction == Eviction::kAfterEachToken))
     retain(l);
   if (step == Step::kRebuild) merge(l);
   add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
@@ -127,9 +127,8 @@ void Decoder::append(const LayerStep& l, const View& saturated, const View& posi
 
 // Whether a text may be so long that its queries are scaled up.
 bool Decoder::grows_queries() const {
-  const uint64_t again = policies_.retention->reads_again() ? options_.chunk : 0,
-                 context = options_.context ? options_.context : uint64_t(INT32_MAX),
-                 positions = dimensions_.evicts ? context + again : dimensions_.capacity;
+  const uint64_t context = options_.context ? options_.context : uint64_t(INT32_MAX),
+                 positions = dimensions_.evicts ? context + again_rows(options_) : dimensions_.capacity;
   return model_.query_growth != 0 && positions > model_.rope.original_context;
 }
 
@@ -215,7 +214,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
 // pass (methods 2.6).
 void Decoder::retain(const LayerStep& l) const {
   const LayerPool& pool = l.pool();
-  const bool evicts = retention(l).evicts();
+  const bool evicts = traits_of(l.attention(), options_).evicts();
   const uint32_t list_capacity = 1 + dimensions_.reach;
   retention(l).record_eviction(l);
   const RetentionPolicy::Scores scores = retention(l).ranked_by(l);
@@ -445,11 +444,11 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     ops(recorder);
     return recorder.finish(stream, into);
   };
-  // Records a segment for each layer whose policy `needs` one.
+  // Records a segment for each layer whose retention `needs` one.
   const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const AttentionMixer* attention = model_.layers[layer].attention();
-      if (!attention || !needs(policies_.of(*attention))) continue;
+      if (!attention || !needs(traits_of(*attention, options_))) continue;
       r.segment();
       ops(layer_step(r, layer, Step::kDecode));
     }
@@ -466,22 +465,22 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   if (options_.rebuild)
     THIMBLE_TRY(
         make(1 + options_.rebuild, programs.rebuild, [&](Recorder& r) { record_step(r, Step::kRebuild); }));
-  if (policies_.retention->scores_on_host())
+  if (traits(options_.retention).scored == Scored::kOnHost)
     THIMBLE_TRY(make(options_.chunk, programs.embed, [&](Recorder& r) {
       r.segment();
       embed(r);
     }));
-  if (const uint32_t rows = policies_.retention->upkeep_rows(options_))
+  if (const uint32_t rows = unscored_rows(options_))
     THIMBLE_TRY(make(rows, programs.upkeep, [&](Recorder& r) {
-      if (policies_.retention->reads_again()) return record_step(r, Step::kAgain);
+      if (again_rows(options_)) return record_step(r, Step::kAgain);
       layers(
-          r, [&](const RetentionPolicy& p) { return p.upkeep_rows(options_) > 0; },
+          r, [](const RetentionTraits& t) { return t.scoring == Scoring::kInBatches; },
           [&](const LayerStep& l) { retention(l).record_upkeep(l); });
     }));
   if (dimensions_.evicts)
     THIMBLE_TRY(make(1, programs.evict, [&](Recorder& r) {
       layers(
-          r, [](const RetentionPolicy& p) { return p.evicts(); }, [&](const LayerStep& l) { retain(l); });
+          r, [](const RetentionTraits& t) { return t.evicts(); }, [&](const LayerStep& l) { retain(l); });
     }));
   THIMBLE_TRY(make(kLogitRowsAtOnce, programs.log_prob, [&](Recorder& r) {
     r.segment();

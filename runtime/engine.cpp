@@ -69,7 +69,7 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   THIMBLE_TRY(record_programs());
   const uint64_t heads = plan_.dimensions.runs.size();
   command_.heads.resize(heads);
-  if (policies_.retention->scores_on_host()) {
+  if (traits(plan_.options.retention).scored == Scored::kOnHost) {
     held_.reserve(plan_.capacity);
     embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
   }
@@ -189,7 +189,8 @@ Status Engine::score_on_host(Step& step, const SequenceState& state) {
 
 Status Engine::start(Step step, const SequenceState& state) {
   const bool compacts = step.rows == Step::Rows::kNew && (step.n_rows || step.evicts);
-  if (compacts && policies_.retention->scores_on_host()) THIMBLE_TRY(score_on_host(step, state));
+  if (compacts && traits(plan_.options.retention).scored == Scored::kOnHost)
+    THIMBLE_TRY(score_on_host(step, state));
   fill(step, state);
   command_.step = step;
   command_.next = step.first;
@@ -236,7 +237,7 @@ void Engine::fill_heads(const Step& step, const SequenceState& state) {
   const std::vector<HeadRun>& placed = plan_.dimensions.runs_in(state.placed);
   const std::vector<HeadRun>& runs = this->runs(state);
   const uint32_t added = step.rows == Step::Rows::kNew ? step.n_rows : 0;
-  const bool rows_stay = added && policies_.retention->reads_again();
+  const bool rows_stay = added && again_rows(plan_.options);
   for (size_t i = 0; i < runs.size(); ++i) {
     const HeadRun& run = runs[i];
     const bool drops = step.evicts && run.evicts && (is_windowed(i) || !rows_stay);

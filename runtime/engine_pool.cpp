@@ -141,7 +141,7 @@ Result<MemoryPlan> Engine::smaller_plan(uint32_t pool, const SequenceState& stat
   std::vector<HeadRun>& then = smaller.dimensions.runs;
   if (d.moves) {  // runs no longer move; they are divided as for the text so far
     const uint64_t text = d.divisions.empty() ? d.text : d.divisions[state.division].text;
-    then = runs_for(*model_, smaller.options, policies_, text);
+    then = runs_for(*model_, smaller.options, text);
     for (size_t i = 0; i < now.size(); ++i) {  // rounding may make a share one entry larger
       then[i].keep = std::min(then[i].keep, now[i].keep);
       then[i].capacity = std::min(then[i].capacity, now[i].capacity);

@@ -61,8 +61,7 @@ void SequenceFields::drop_snapshots() {
   recent.clear();
 }
 
-const char* SequenceFields::fault(const Setting& setting, const Policies& policies,
-                                  std::span<const HeadRun> runs) const {
+const char* SequenceFields::fault(const Setting& setting, std::span<const HeadRun> runs) const {
   const SessionOptions& o = setting.options;
   const Model& model = setting.model;
   const uint64_t bound = o.context ? o.context : INT32_MAX;
@@ -75,8 +74,8 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
       std::any_of(unscored_tokens.begin(), unscored_tokens.end(), unknown))
     return "it has tokens that are not in the vocabulary";
   if (const char* wrong = fault_of_states(d)) return wrong;
-  if (unscored > policies.retention->upkeep_rows(o) || unscored > read ||
-      unscored_tokens.size() != (policies.retention->reads_again() ? unscored : 0))
+  if (unscored > unscored_rows(o) || unscored > read ||
+      unscored_tokens.size() != (again_rows(o) ? unscored : 0))
     return "it has too many tokens without scores";
   const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {

@@ -71,7 +71,7 @@ struct SequenceFields : SequenceNumbers {
   const char* fault_of_states(const Dimensions&) const;
   // Why these fields are not a valid state of a session with this setting and these runs. Null: they are
   // valid. The sizes of the lists of heads must agree.
-  const char* fault(const Setting&, const Policies&, std::span<const HeadRun> runs) const;
+  const char* fault(const Setting&, std::span<const HeadRun> runs) const;
 };
 
 struct SequenceState : SequenceFields {

@@ -20,7 +20,7 @@ SequenceState new_state(const Engine& engine) {
     state.recent.reserve(d.most_recent);
     state.snapshots.reserve(d.state_slots);
   }
-  if (engine.policies().retention->reads_again()) state.unscored_tokens.reserve(o.chunk);
+  state.unscored_tokens.reserve(again_rows(o));
   return state;
 }
 

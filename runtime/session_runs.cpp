@@ -66,8 +66,7 @@ void Session::commit(const Run& run) {
       ++state_.generation;
       break;
     case Work::kUpkeep:
-      if (retention().reads_again())
-        state_.prefill += cost_.run(run.step.n_rows, mean_entries(), true, false);
+      if (again_rows(options())) state_.prefill += cost_.run(run.step.n_rows, mean_entries(), true, false);
       state_.unscored = 0;
       state_.unscored_tokens.clear();
       break;
@@ -87,7 +86,7 @@ void Session::commit_chunk(const Run& run) {
   state_.prefill += cost_.run(rows, entries, true, run.logits);
   if (listed) state_.prefill += selection().cost(model(), options(), entries + rows);
   if (run.waiting) state_.waiting.erase(state_.waiting.begin(), state_.waiting.begin() + rows);
-  if (retention().reads_again()) state_.unscored += rows;
+  if (again_rows(options())) state_.unscored += rows;
   state_.attended = listed ? Attended::kList : Attended::kEverything;
   state_.forget_logits();
   if (run.logits) note_logits();
@@ -102,7 +101,7 @@ void Session::commit_token() {
   ++state_.generated;
   state_.decode += cost_.run(engine_->step().n_rows, entries, false, true);
   state_.selecting += selection().cost(model(), options(), entries + 1);
-  if (retention().upkeep_rows(options())) ++state_.unscored;
+  if (unscored_rows(options())) ++state_.unscored;
   state_.attended = selects() ? Attended::kList : Attended::kEverything;
   note_logits();
   engine_->count_entries(state_);
@@ -138,7 +137,7 @@ Session::Run Session::upkeep_run(bool then_evicts, bool ends_prompt) {
   const uint32_t rows = state_.unscored;
   Step step = new_rows(*engine_->programs().upkeep, rows);
   step.ends_prompt = ends_prompt;
-  if (retention().reads_again()) {
+  if (again_rows(options())) {
     engine_->set_tokens(state_.unscored_tokens);
   } else {
     step.rows = Step::Rows::kStored;

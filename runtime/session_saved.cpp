@@ -72,7 +72,7 @@ std::string text_of(const Retainer& retainer) {
 // The settings that shape the state, in the order in which differences are reported.
 std::vector<NamedSetting> saved_settings(const Engine& engine) {
   const SessionOptions& o = engine.options();
-  const bool on_host = engine.policies().retention->scores_on_host();
+  const bool on_host = traits(o.retention).scored == Scored::kOnHost;
   std::vector<NamedSetting> settings = {
       {"model", engine.model().info.architecture + " " + hex(engine.model().fingerprint())},
       {"vocabulary", count(engine.model().shape.vocab)},
@@ -194,7 +194,7 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   s.division = s.placed = saved_division(file);
   const std::vector<HeadRun>& runs = engine_->runs(s);
   THIMBLE_TRY(check_settings(file, runs));
-  if (const char* fault = s.fault(engine_->setting(), engine_->policies(), runs)) return file.damaged(fault);
+  if (const char* fault = s.fault(engine_->setting(), runs)) return file.damaged(fault);
   if (!state_.sampler.takes(file.sampler.accepted))
     return file.damaged("it has tokens that are not in the vocabulary");
   if (!Sampler::check(file.sampler.options).ok()) return file.damaged("its sampler cannot be");

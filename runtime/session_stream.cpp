@@ -47,9 +47,10 @@ Status Session::set_tokens(std::span<const int32_t> tokens) {
     state_.recent.resize(state_.read - state_.last_eviction);  // without tokens of a step that failed
     state_.recent.insert(state_.recent.end(), tokens.begin(), tokens.end());
   }
-  if (retention().reads_again())
+  if (again_rows(options()))
     state_.unscored_tokens.insert(state_.unscored_tokens.end(), tokens.begin(), tokens.end());
-  return retention().scores_on_host() ? engine_->note_tokens(tokens, state_) : Status();
+  return traits(options().retention).scored == Scored::kOnHost ? engine_->note_tokens(tokens, state_)
+                                                               : Status();
 }
 
 // Reads the first `rows` of the waiting tokens. `evicts`: the pool is compacted to its size afterwards;
@@ -67,7 +68,7 @@ Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
                 .step = step,
                 .waiting = true,
                 .logits = logits,
-                .then_evicts = evicts && retention().reads_again()});
+                .then_evicts = evicts && again_rows(options())});
 }
 
 Status Session::feed(std::span<const int32_t> tokens) {
@@ -149,13 +150,13 @@ Status Session::accept(int32_t token) {
 // after an interrupt, the token still runs only once.
 Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // begin() finished it
-  if (state_.unscored && state_.unscored == retention().upkeep_rows(options())) THIMBLE_TRY(upkeep());
+  if (state_.unscored && state_.unscored == unscored_rows(options())) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
   THIMBLE_TRY(set_tokens({&token, 1}));
   unfinished_.started = true;
   if (generated) state_.sampler.accept(token, state_.read);
   Step step = new_rows(*engine_->programs().decode, 1);
-  step.evicts = retention().scores_on_host();
+  step.evicts = traits(options().retention).eviction == Eviction::kAfterEachToken;
   return start({.work = Work::kDecode, .step = step});
 }
 
@@ -168,8 +169,8 @@ Status Session::score(std::span<const int32_t> tokens, std::span<float> log_prob
   }
   // If a policy selects for generated tokens, or compacts after each one, the text is scored token by token
   // as if it were generated.
-  return selects() || retention().scores_on_host() ? score_by_steps(tokens, log_probs)
-                                                   : score_by_slices(tokens, log_probs);
+  const bool evicts = traits(options().retention).eviction == Eviction::kAfterEachToken;
+  return selects() || evicts ? score_by_steps(tokens, log_probs) : score_by_slices(tokens, log_probs);
 }
 
 Status Session::score_by_slices(std::span<const int32_t> tokens, std::span<float> log_probs) {
@@ -217,8 +218,8 @@ Status Session::score_by_steps(std::span<const int32_t> tokens, std::span<float>
 // policy that reads again, the batches are those of generated tokens, however calls divide the text. An
 // entry's score is its weight relative to its batch, so it depends on the batch.
 Status Session::append_slice(std::span<const int32_t> tokens) {
-  const bool again = retention().reads_again();
-  const uint32_t batch = again ? retention().upkeep_rows(options()) : options().chunk;
+  const bool again = again_rows(options());
+  const uint32_t batch = options().chunk;
   if (!again || state_.unscored == batch) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
   const uint32_t rows =

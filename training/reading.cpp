@@ -21,7 +21,6 @@ class Observer : public RetentionPolicy {
       : input_(input), positions_(positions), weighed_(weighed) {}
 
   Status resolve(const Model&, SessionOptions&) const override { return {}; }
-  bool evicts() const override { return false; }
 
   // The copies are read between segments, so they must outlive the layer's own buffers.
   void place(const Setting& s, Arena& pool, Arena& workspace) override {

@@ -9,12 +9,12 @@ namespace {
 
 // The run of a head that attends to every entry. If heads keep different numbers of entries, stabilizers are
 // the same fraction of each head's entries.
-HeadRun full_run(const SessionOptions& o, const RetentionPolicy& retention, uint32_t keep) {
+HeadRun full_run(const SessionOptions& o, uint32_t keep) {
   HeadRun run;
-  run.evicts = retention.evicts();
+  run.evicts = traits(o.retention).evicts();
   run.keep = keep;
   // Rows that are read again stay in the pool until the second reading.
-  run.capacity = keep + std::max(o.local + o.max_new, retention.reads_again() ? o.chunk : 0);
+  run.capacity = keep + std::max(o.local + o.max_new, again_rows(o));
   run.protect_first = std::min(o.protect_init, keep);
   run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
   return run;
@@ -127,8 +127,7 @@ uint32_t state_slots(const Model& model, const SessionOptions& o) {
 
 }  // namespace
 
-std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, const Policies& policies,
-                              uint64_t text) {
+std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, uint64_t text) {
   const std::span<const float> shares = shares_of(o);
   std::vector<uint32_t> keeps = o.keeps;
   if (!shares.empty() && o.pool)
@@ -138,21 +137,20 @@ std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, const
   std::vector<HeadRun> runs;
   for (size_t i = 0; i < model.layer_of_run.size(); ++i) {
     const uint32_t window = model.owner_of_run(i).window;
-    runs.push_back(window ? windowed_run(o, window)
-                          : full_run(o, *policies.retention, keeps.empty() ? o.pool : keeps[i]));
+    runs.push_back(window ? windowed_run(o, window) : full_run(o, keeps.empty() ? o.pool : keeps[i]));
   }
   return runs;
 }
 
 Dimensions dimensions(const Model& model, const SessionOptions& o, const Policies& policies) {
   Dimensions d;
-  d.evicts = policies.evict(model);
-  d.full_evict = policies.retention->evicts();
-  d.runs = runs_for(model, o, policies, o.pool);
+  d.runs = runs_for(model, o, o.pool);
+  d.evicts = std::any_of(d.runs.begin(), d.runs.end(), [](const HeadRun& run) { return run.evicts; });
+  d.full_evict = traits(o.retention).evicts();
   const auto keep_alike = [](const HeadRun& a, const HeadRun& b) { return a.keep == b.keep; };
   const uint64_t most_text = shares_of(o).empty() ? 0 : most_used(model, o);
   for (uint64_t text = o.pool; text && text < 2 * most_text; text *= 2) {
-    std::vector<HeadRun> runs = runs_for(model, o, policies, text);
+    std::vector<HeadRun> runs = runs_for(model, o, text);
     if (d.divisions.empty() ||
         !std::equal(runs.begin(), runs.end(), d.divisions.back().runs.begin(), keep_alike))
       d.divisions.push_back({text, std::move(runs)});
@@ -161,17 +159,17 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
 
   const uint32_t most_selected = policies.selection->most_attended(o);
   const bool chunks_select = policies.selection->selects_chunks(o);
+  const uint32_t again = again_rows(o);
   uint32_t view_entries = 0;  // most entries that a chunk attends to
   const auto reach_of = [&](const HeadRun& run, bool windowed) {
     d.capacity = std::max(d.capacity, run.capacity);
     // A chunk either fits after the entries, or is read after as many entries as an eviction leaves. Rows
     // that a step reads again come in addition.
     uint32_t reach = run.evicts ? std::max(run.capacity + o.rebuild, run.keep + o.chunk) : run.capacity;
-    if (policies.retention->reads_again()) reach = run.capacity + o.chunk;
+    if (again) reach = run.capacity + again;
     d.reach = std::max(d.reach, reach);
     const uint32_t most = windowed ? UINT32_MAX : most_selected;
-    const uint32_t of_chunk =
-        chunks_select && !policies.retention->reads_again() ? std::min(reach, most) : reach;
+    const uint32_t of_chunk = chunks_select && !again ? std::min(reach, most) : reach;
     view_entries = std::max(view_entries, of_chunk);
     d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
   };
@@ -196,9 +194,7 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   if (d.state_slots) d.most_recent = uint64_t(d.capacity) + o.chunk;
   d.most_waiting = std::max<uint64_t>(uint64_t(o.chunk) + o.local + 1, d.most_recent);
   d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
-  if (o.positions == Positions::kOriginal)
-    d.rope_positions =
-        std::max(d.rope_positions, o.context + (policies.retention->reads_again() ? o.chunk : 0));
+  if (o.positions == Positions::kOriginal) d.rope_positions = std::max(d.rope_positions, o.context + again);
   return d;
 }
 

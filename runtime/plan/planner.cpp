@@ -19,7 +19,7 @@ constexpr uint32_t kMostLayerEntries = INT32_MAX;
 // The largest pool that is useful with these options.
 uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies& policies) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
-  if (!policies.retention->evicts()) {
+  if (!traits(o.retention).evicts()) {
     // If a policy also selects in prefill, no row attends to more than its list, so a text may be longer than
     // the trained context.
     const bool unbounded = o.budget && policies.selection->selects_chunks(o);
@@ -118,7 +118,7 @@ namespace {
 
 // The smallest pool that these options allow.
 uint32_t smallest_pool(const SessionOptions& o) {
-  if (!Policies(o).retention->evicts()) return 1;
+  if (!traits(o.retention).evicts()) return 1;
   return o.protect_init + (o.stabilizers == kDefault ? 0 : o.stabilizers) + std::max(o.rebuild, 1u);
 }
 
@@ -176,15 +176,14 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Dimensions& d = plan.dimensions;
-  const Policies policies(o);
   // The size of recorded programs, measured on the CPU: 27 to 38 KiB for each layer, 2.2 KiB more for every
   // further pass over the view, and up to 4 KiB more if the session watches.
   const uint64_t program_bytes_per_layer =
       (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
-         (d.most_waiting + d.most_recent) * sizeof(int32_t) + d.state_slots * sizeof(Snapshot) +
-         (policies.retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
-         (policies.retention->scores_on_host()
+         (d.most_waiting + d.most_recent + again_rows(o)) * sizeof(int32_t) +
+         d.state_slots * sizeof(Snapshot) +
+         (traits(o.retention).scored == Scored::kOnHost
               ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)
               : 0) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
@@ -218,10 +217,11 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
     return error(Code::kUnsupported, "%s holds a vocabulary but no weights; open the model itself to run it",
                  model.gguf().name().c_str());
   const Policies policies(o);
+  const bool evicts = traits(o.retention).evicts();
   if (!o.max_new) o.max_new = kDefaultMaxNew;
   const auto pairs = static_cast<uint32_t>(model.layer_of_run.size());
   if (!o.keeps.empty()) {
-    if (o.keeps.size() != pairs || !policies.retention->evicts())
+    if (o.keeps.size() != pairs || !evicts)
       return error(Code::kInvalidArgument,
                    "%zu heads are given a number of entries to keep; a retention that evicts takes one for "
                    "each of the %u "
@@ -232,22 +232,21 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   }
   THIMBLE_TRY(policies.retention->resolve(model, o));
   if (!o.chunk) o.chunk = kDefaultChunk;
-  THIMBLE_TRY(policies.selection->resolve(model, policies.retention->evicts(), o));
-  if (policies.retention->scores_on_host() && policies.selection->selects(o))
+  THIMBLE_TRY(policies.selection->resolve(model, evicts, o));
+  if (traits(o.retention).scored == Scored::kOnHost && policies.selection->selects(o))
     return error(
         Code::kInvalidArgument,
         "%s chooses by itself what each step attends to, so %s has nothing to select from; leave out one "
         "of them",
         policy_name(o.retention), policy_name(o.selection));
-  if (o.rebuild && !policies.retention->scores_on_host())
+  if (o.rebuild && traits(o.retention).scored != Scored::kOnHost)
     return error(
         Code::kInvalidArgument,
         "%s knows nothing of the tokens that it dropped, so none can be rebuilt; choose the retention "
         "adore, or leave out rebuild",
         policy_name(o.retention));
   if (o.positions == Positions::kOriginal && !o.context) o.context = std::max(model.info.context_length, 1u);
-  if (!o.pool && !o.budget)
-    o.pool = policies.retention->evicts() ? kDefaultPool : useful_pool(model, o, policies);
+  if (!o.pool && !o.budget) o.pool = evicts ? kDefaultPool : useful_pool(model, o, policies);
   if (o.pool) THIMBLE_TRY(policies.retention->resolve(model, o));
   THIMBLE_TRY(check_counts(o));
   return o;
@@ -255,12 +254,12 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
 
 Result<MemoryPlan> make_plan(const Model& model, const Device& device, const SessionOptions& options) {
   THIMBLE_LET(o, resolve(model, options));
+  Policies policies(o);
   if (!o.pool) {
     THIMBLE_LET(fits, search(model, device, o));
     o.pool = fits ? fits : smallest_pool(o);
-    THIMBLE_TRY(Policies(o).retention->resolve(model, o));
+    THIMBLE_TRY(policies.retention->resolve(model, o));
   }
-  Policies policies(o);
   THIMBLE_LET(plan, count_plan(model, device, o, policies));
   if (o.budget && plan.total > o.budget) return over_budget(model, device, plan);
   plan.asked = options;

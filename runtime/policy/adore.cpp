@@ -56,8 +56,6 @@ class Adore : public RetentionPolicy {
     return {};
   }
 
-  bool scores_on_host() const override { return true; }
-
   void place(const Setting& s, Arena& pool, Arena&) override {
     const uint64_t word = 4, heads = s.model.shape.kv_heads;
     controller_ = &s.options.retainer->controller;

@@ -8,9 +8,6 @@
 namespace thimble {
 namespace {
 
-// The number of generated tokens that wait in a ring buffer for the retainer. One batch reads the retainer's
-// weights once for all of them (methods 2.7).
-constexpr uint32_t kRingRows = 64;
 constexpr float kSinkEpsilon = 1e-6f;  // of the norms, in every published file
 
 class Locret : public RetentionPolicy {
@@ -33,12 +30,12 @@ class Locret : public RetentionPolicy {
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
     const Retainer& retainer = *s.options.retainer;
-    const uint64_t f32 = 4, rows = std::max(s.options.chunk, kRingRows);
+    const uint64_t f32 = 4, rows = std::max(s.options.chunk, kBatchRows);
     const auto [first, second] = retainer.matrices();
     rings_.clear();
     for (const Layer& layer : s.model.layers)
       rings_.push_back(layer.attends_to_all()
-                           ? pool.place(uint64_t(kRingRows) * input_cols(s, *layer.attention()) * f32)
+                           ? pool.place(uint64_t(kBatchRows) * input_cols(s, *layer.attention()) * f32)
                            : View{});
     first_ = workspace.place(rows * first.rows * f32);
     second_ = workspace.place(rows * second.rows * f32);
@@ -66,7 +63,6 @@ class Locret : public RetentionPolicy {
                                    .rows = kStepRows}});
   }
 
-  uint32_t upkeep_rows(const SessionOptions&) const override { return kRingRows; }
   void record_upkeep(const LayerStep& l) const override {
     score(l, rings_[l.layer], input_cols(l.setting, l.attention()), l.pool().cis, kIntoRing);
   }
@@ -74,7 +70,7 @@ class Locret : public RetentionPolicy {
   // The waiting rows of the rings.
   void carry(const Held& held, std::vector<View>& views) const override {
     for (const View& ring : rings_)
-      if (ring && held.unscored) views.push_back(ring.slice(0, held.unscored * (ring.bytes / kRingRows)));
+      if (ring && held.unscored) views.push_back(ring.slice(0, held.unscored * (ring.bytes / kBatchRows)));
   }
 
   Cost cost(const SessionOptions& o) const override {
@@ -168,7 +164,7 @@ class Locret : public RetentionPolicy {
                                    .rows = kStepRows}});
   }
 
-  std::vector<View> rings_;  // f32 [kRingRows][columns of the retainer's input], for each layer
+  std::vector<View> rings_;  // f32 [kBatchRows][columns of the retainer's input], for each layer
   View first_, second_;      // f32 [rows][...]: outputs of the retainer's matrices
   View score_;               // f32 [rows][kv heads]
 };

@@ -21,7 +21,6 @@ class Mix : public RetentionPolicy {
   }
 
   void record(const LayerStep& l) const override { trained_->record(l); }
-  uint32_t upkeep_rows(const SessionOptions& o) const override { return trained_->upkeep_rows(o); }
   void record_upkeep(const LayerStep& l) const override { trained_->record_upkeep(l); }
   void carry(const Held& held, std::vector<View>& views) const override { trained_->carry(held, views); }
   Cost cost(const SessionOptions& o) const override { return trained_->cost(o); }

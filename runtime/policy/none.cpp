@@ -11,7 +11,6 @@ class None : public RetentionPolicy {
     o.local = o.stabilizers = o.protect_init = 0;
     return {};
   }
-  bool evicts() const override { return false; }
 };
 
 }  // namespace

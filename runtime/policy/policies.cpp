@@ -6,7 +6,7 @@
 
 namespace thimble {
 
-#define X(value, name) std::unique_ptr<RetentionPolicy> make_##name##_retention();
+#define X(value, name, ...) std::unique_ptr<RetentionPolicy> make_##name##_retention();
 THIMBLE_RETENTIONS(X)
 #undef X
 #define X(value, name) std::unique_ptr<SelectionPolicy> make_##name##_selection();
@@ -20,7 +20,7 @@ struct RetentionRow {
   std::unique_ptr<RetentionPolicy> (*make)();
 };
 constexpr RetentionRow kRetentions[] = {
-#define X(value, name) {#name, make_##name##_retention},
+#define X(value, name, ...) {#name, make_##name##_retention},
     THIMBLE_RETENTIONS(X)
 #undef X
 };
@@ -51,9 +51,20 @@ Policies::Policies(const SessionOptions& o)
       windowed(make_window_retention()),
       selection(kSelections[static_cast<size_t>(o.selection)].make()) {}
 
-bool Policies::evict(const Model& model) const {
-  return std::any_of(model.layers.begin(), model.layers.end(),
-                     [&](const Layer& l) { return l.attention() && of(*l.attention()).evicts(); });
+uint32_t unscored_rows(const SessionOptions& o) {
+  switch (traits(o.retention).scoring) {
+    case Scoring::kAtOnce:
+      return 0;
+    case Scoring::kInBatches:
+      return kBatchRows;
+    case Scoring::kOnSecondReading:
+      return o.chunk;
+  }
+  return 0;
+}
+
+uint32_t again_rows(const SessionOptions& o) {
+  return traits(o.retention).scoring == Scoring::kOnSecondReading ? o.chunk : 0;
 }
 
 Status resolve_eviction(SessionOptions& o) {
@@ -80,8 +91,7 @@ void take_shares(SessionOptions& o) {
 
 uint32_t trained_entries(const Model& model, const SessionOptions& o) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
-  const uint32_t beside =
-      std::max(o.chunk, o.local + o.max_new) + (Policies(o).retention->reads_again() ? o.chunk : 0);
+  const uint32_t beside = std::max(o.chunk, o.local + o.max_new) + again_rows(o);
   return trained > beside ? trained - beside : 1;
 }
 

@@ -85,8 +85,6 @@ class RetentionPolicy {
   // Fills in defaults. Refuses contradictory options with one sentence. It is called again once the pool is
   // known.
   virtual Status resolve(const Model&, SessionOptions&) const = 0;
-  // Whether the policy evicts entries. Otherwise it computes no scores, and a full pool is an error.
-  virtual bool evicts() const { return true; }
   virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
   // Records the ops that score the step's rows. The scores go into the `cis` of the chunk or of the pool.
   virtual void record(const LayerStep&) const {}
@@ -102,19 +100,13 @@ class RetentionPolicy {
   virtual Scores ranked_by(const LayerStep& l) const {
     return {l.pool().cis, l.chunk ? l.at.chunk_cis : View{}};
   }
-  // The largest number of tokens that wait for their scores before upkeep computes them in one batch. 0: no
-  // token waits. Generated tokens wait; if the policy reads again, all tokens do.
-  virtual uint32_t upkeep_rows(const SessionOptions&) const { return 0; }
+  // Records the ops that score the waiting tokens, if the policy scores later than at once. In a second
+  // reading it finds their rows where record() finds the rows of a chunk.
   virtual void record_upkeep(const LayerStep&) const {}
-  // Whether upkeep is a second reading of the waiting tokens. The second reading is a step whose rows come
-  // after all tokens that were read. Its rows attend to every entry, and their keys and values are dropped.
-  // record_upkeep() finds these rows where record() finds the rows of a chunk.
-  virtual bool reads_again() const { return false; }
   virtual void fill(const SessionOptions&, StepParams&) const {}
-  // Whether the host computes the scores from embeddings. The scores are then the same in all layers and
-  // heads, and the last `stabilizers` entries are always protected. Once the pool is full, each generated
-  // token evicts one entry: itself or an older one.
-  // The policy then implements these functions:
+  // A policy whose scores are computed on the host computes them from embeddings. The scores are the same in
+  // all layers and heads, and the last `stabilizers` entries are always protected. It implements these
+  // functions:
   // - note() gets the tokens in the order in which they are read, with their embeddings [tokens][d_model]. A
   //   call makes void what earlier calls said of its first position and later ones.
   // - prepare() runs before the step's ops and writes their input. It returns tokens if the step reads
@@ -122,7 +114,6 @@ class RetentionPolicy {
   //   an empty span.
   // - record_rows() records ops before the layers of a step that reads evicted tokens again. `rebuilt`
   //   describes the rows of such a step.
-  virtual bool scores_on_host() const { return false; }
   virtual void place_on_host(const Setting&, Arena& /*io*/) {}
   virtual void note(uint64_t /*position*/, std::span<const int32_t> /*tokens*/,
                     std::span<const float> /*embeddings*/) {}
@@ -206,9 +197,19 @@ struct Policies {
 
   explicit Policies(const SessionOptions&);
   RetentionPolicy& of(const AttentionMixer& m) const { return m.window ? *windowed : *retention; }
-  // Whether any layer evicts entries.
-  bool evict(const Model&) const;
 };
+
+// The traits of a layer's retention policy.
+inline RetentionTraits traits_of(const AttentionMixer& m, const SessionOptions& o) {
+  return traits(m.window ? Retention::kWindow : o.retention);
+}
+// The largest number of tokens that wait for their scores. 0: no token waits.
+uint32_t unscored_rows(const SessionOptions&);
+// The largest number of tokens that wait for a second reading. 0: the policy reads no token twice.
+uint32_t again_rows(const SessionOptions&);
+// The number of generated tokens that wait, if they are scored in batches. One batch reads a retainer's
+// weights once for all of them (methods 2.7).
+inline constexpr uint32_t kBatchRows = 64;
 
 // The number of first entries that stay by default, whatever their scores. Models pay much attention to them
 // (StreamingLLM), and quality drops with fewer.

@@ -25,8 +25,6 @@ class Reread : public RetentionPolicy {
         workspace.place(uint64_t(s.model.shape.heads) * s.options.chunk * kQueryScoreSums * sizeof(float));
   }
 
-  bool reads_again() const override { return true; }
-  uint32_t upkeep_rows(const SessionOptions& o) const override { return o.chunk; }
   void record_upkeep(const LayerStep& l) const override { record_query_score(l, {}, sums_); }
 
  private:

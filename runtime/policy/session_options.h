@@ -33,7 +33,7 @@ struct OptionValues {
   uint32_t most = UINT32_MAX;                  // checked after resolve() has decided the defaults
 };
 
-#define X(value, name) {static_cast<int32_t>(Retention::k##value), #name, #name},
+#define X(value, name, ...) {static_cast<int32_t>(Retention::k##value), #name, #name},
 inline constexpr OptionChoice kRetentionChoices[] = {THIMBLE_RETENTIONS(X)};
 #undef X
 #define X(value, name) {static_cast<int32_t>(Selection::k##value), #name, #name},

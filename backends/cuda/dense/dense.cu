@@ -43,11 +43,11 @@ uint64_t dense_scratch(const ModelShape& m, const SessionShape& s, const Card&) 
                   {m.d_ff_shared, m.d_model},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows}};
-  // Rows that a retainer scores at once in decode (runtime/policy/locret.cpp)
-  constexpr uint32_t kRingRows = 64;
+  // Rows that a retainer scores at once in decode (kBatchRows of runtime/policy/policy.h)
+  constexpr uint32_t kBatchRows = 64;
   uint64_t x_bytes = 0, w_bytes = 0;
   for (const auto& p : products) {
-    const Operands o = operands(std::max(s.chunk, kRingRows), p.in_cols, p.cols);
+    const Operands o = operands(std::max(s.chunk, kBatchRows), p.in_cols, p.cols);
     x_bytes = std::max(x_bytes, o.x_bytes());
     w_bytes = std::max(w_bytes, o.w_bytes());
   }
