@@ -24,7 +24,7 @@ void Decoder::record_step(Recorder& r, Step step) const {
     if (step == Step::kChunk || step == Step::kAgain) r.segment();
   };
   r.segment();
-  if (step == Step::kRebuild) policies_.retention->record_rows(r);
+  if (step == Step::kRebuild) policies_.host()->record_rows(r);
   embed(r);
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -56,7 +56,7 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
     retention(l).record_upkeep(l);
     attend(l, {});
   } else if (step == Step::kRebuild) {
-    const RetentionPolicy::Rebuilt rebuilt = retention(l).rebuilt();
+    const HostControl::Rebuilt rebuilt = policies_.host()->rebuilt();
     append(l, at_.saturated, rebuilt.positions);
     grow_queries(l, rebuilt.positions);
     if (options_.watch) keep_query(l);
@@ -465,7 +465,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   if (options_.rebuild)
     THIMBLE_TRY(
         make(1 + options_.rebuild, programs.rebuild, [&](Recorder& r) { record_step(r, Step::kRebuild); }));
-  if (traits(options_.retention).scored == Scored::kOnHost)
+  if (policies_.host())
     THIMBLE_TRY(make(options_.chunk, programs.embed, [&](Recorder& r) {
       r.segment();
       embed(r);

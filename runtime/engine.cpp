@@ -69,7 +69,7 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   THIMBLE_TRY(record_programs());
   const uint64_t heads = plan_.dimensions.runs.size();
   command_.heads.resize(heads);
-  if (traits(plan_.options.retention).scored == Scored::kOnHost) {
+  if (policies_.host()) {
     held_.reserve(plan_.capacity);
     embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
   }
@@ -151,6 +151,8 @@ void Engine::set_tokens(std::span<const int32_t> tokens) const {
 }
 
 Status Engine::note_tokens(std::span<const int32_t> tokens, const SequenceState& state) {
+  HostControl* host = policies_.host();
+  if (!host) return {};
   THIMBLE_TRY(submit({.program = programs_.embed.get(),
                       .first = 0,
                       .last = 1,
@@ -163,19 +165,18 @@ Status Engine::note_tokens(std::span<const int32_t> tokens, const SequenceState&
     const auto some = tokens.subspan(first, std::min<size_t>(kNotedAtOnce, tokens.size() - first));
     const std::span<float> rows = std::span(embeddings_).first(some.size() * cols);
     THIMBLE_TRY(device_->read(rows.data(), layout_.x.slice(first * cols * sizeof(float), rows.size_bytes())));
-    policies_.retention->note(state.read + first, some, rows);
+    host->note(state.read + first, some, rows);
   }
   return {};
 }
 
-// For a retention policy that scores on the host: computes the scores for this step's compaction, and changes
-// the step if it reads evicted tokens again.
-Status Engine::score_on_host(Step& step, const SequenceState& state) {
+// Computes the scores for this step's compaction on the host, and changes the step if it reads evicted tokens
+// again.
+Status Engine::score_on_host(HostControl& host, Step& step, const SequenceState& state) {
   held_.resize(state.entries[0]);
   THIMBLE_TRY(positions(state, 0, held_));
   const bool generates = step.program == programs_.decode.get();
-  const std::span<const int32_t> again =
-      policies_.retention->prepare({held_, state.read, step.n_rows, generates});
+  const std::span<const int32_t> again = host.prepare({held_, state.read, step.n_rows, generates});
   if (again.empty()) return {};
   set_tokens(again);
   step.program = programs_.rebuild.get();
@@ -189,8 +190,7 @@ Status Engine::score_on_host(Step& step, const SequenceState& state) {
 
 Status Engine::start(Step step, const SequenceState& state) {
   const bool compacts = step.rows == Step::Rows::kNew && (step.n_rows || step.evicts);
-  if (compacts && traits(plan_.options.retention).scored == Scored::kOnHost)
-    THIMBLE_TRY(score_on_host(step, state));
+  if (HostControl* host = policies_.host(); host && compacts) THIMBLE_TRY(score_on_host(*host, step, state));
   fill(step, state);
   command_.step = step;
   command_.next = step.first;

@@ -84,8 +84,8 @@ class Engine {
   Status check_files() const;
   // Gives the next step its tokens.
   void set_tokens(std::span<const int32_t> tokens) const;
-  // Passes these tokens to a retention policy that scores on the host. They are the next tokens, and the step
-  // already has them.
+  // Passes these tokens to the retention policy if it scores on the host. They are the next tokens, and the
+  // step already has them.
   Status note_tokens(std::span<const int32_t> tokens, const SequenceState&);
   // Makes a step the current command: fills its parameters and its table of heads from the state. A retention
   // policy that scores on the host does so here, and may turn the step into one that reads evicted tokens
@@ -168,7 +168,7 @@ class Engine {
   Status check_smaller(uint32_t pool, std::span<const HeadRun> then, const SequenceState&) const;
   void fill(const Step&, const SequenceState&);
   void fill_heads(const Step&, const SequenceState&);
-  Status score_on_host(Step&, const SequenceState&);
+  Status score_on_host(HostControl&, Step&, const SequenceState&);
   Status copy_to(Engine& twin, const SequenceState&) const;
   Status move_head(size_t head, uint64_t from, uint64_t to, uint64_t entries) const;
   Status move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to,

@@ -49,8 +49,7 @@ Status Session::set_tokens(std::span<const int32_t> tokens) {
   }
   if (again_rows(options()))
     state_.unscored_tokens.insert(state_.unscored_tokens.end(), tokens.begin(), tokens.end());
-  return traits(options().retention).scored == Scored::kOnHost ? engine_->note_tokens(tokens, state_)
-                                                               : Status();
+  return engine_->note_tokens(tokens, state_);
 }
 
 // Reads the first `rows` of the waiting tokens. `evicts`: the pool is compacted to its size afterwards;

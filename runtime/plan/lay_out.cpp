@@ -122,7 +122,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   }
 
   l.tokens = io.place(rows * i32);
-  policies.retention->place_on_host(setting, io);
+  if (HostControl* host = policies.host()) host->place_on_host(setting, io);
   l.targets = io.place(kLogitRowsAtOnce * i32);
   l.arg_max = io.place(kLogitRowsAtOnce * i32);
   l.log_prob = io.place(kLogitRowsAtOnce * f32);

@@ -233,18 +233,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   THIMBLE_TRY(policies.retention->resolve(model, o));
   if (!o.chunk) o.chunk = kDefaultChunk;
   THIMBLE_TRY(policies.selection->resolve(model, evicts, o));
-  if (traits(o.retention).scored == Scored::kOnHost && policies.selection->selects(o))
-    return error(
-        Code::kInvalidArgument,
-        "%s chooses by itself what each step attends to, so %s has nothing to select from; leave out one "
-        "of them",
-        policy_name(o.retention), policy_name(o.selection));
-  if (o.rebuild && traits(o.retention).scored != Scored::kOnHost)
-    return error(
-        Code::kInvalidArgument,
-        "%s knows nothing of the tokens that it dropped, so none can be rebuilt; choose the retention "
-        "adore, or leave out rebuild",
-        policy_name(o.retention));
+  THIMBLE_TRY(policies.check(o));
   if (o.positions == Positions::kOriginal && !o.context) o.context = std::max(model.info.context_length, 1u);
   if (!o.pool && !o.budget) o.pool = evicts ? kDefaultPool : useful_pool(model, o, policies);
   if (o.pool) THIMBLE_TRY(policies.retention->resolve(model, o));

@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kRecent = 16;   // last entries that always stay (methods 5.3)
 constexpr uint32_t kRefresh = 16;  // tokens after which the ages in the scores are updated
 
-class Adore : public RetentionPolicy {
+class Adore : public RetentionPolicy, public HostControl {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {
     const Retainer* retainer = o.retainer.get();
@@ -55,6 +55,8 @@ class Adore : public RetentionPolicy {
     o.max_new = 1;  // each generated token evicts one entry
     return {};
   }
+
+  HostControl* host() override { return this; }
 
   void place(const Setting& s, Arena& pool, Arena&) override {
     const uint64_t word = 4, heads = s.model.shape.kv_heads;

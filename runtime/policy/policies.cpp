@@ -51,6 +51,22 @@ Policies::Policies(const SessionOptions& o)
       windowed(make_window_retention()),
       selection(kSelections[static_cast<size_t>(o.selection)].make()) {}
 
+Status Policies::check(const SessionOptions& o) const {
+  if (host() && selection->selects(o))
+    return error(
+        Code::kInvalidArgument,
+        "%s chooses by itself what each step attends to, so %s has nothing to select from; leave out one "
+        "of them",
+        policy_name(o.retention), policy_name(o.selection));
+  if (o.rebuild && !host())
+    return error(
+        Code::kInvalidArgument,
+        "%s knows nothing of the tokens that it dropped, so none can be rebuilt; choose the retention "
+        "adore, or leave out rebuild",
+        policy_name(o.retention));
+  return {};
+}
+
 uint32_t unscored_rows(const SessionOptions& o) {
   switch (traits(o.retention).scoring) {
     case Scoring::kAtOnce:

@@ -1,6 +1,8 @@
 // A policy is an object that implements one of two interfaces, in one file of this folder. A RetentionPolicy
 // scores the cached entries, and the pool is compacted to the entries with the highest scores. A
 // SelectionPolicy makes the list of entries that a step attends to. No other code asks which policy it is.
+// When a retention evicts and scores is data, in its row in names.h. A retention that computes its scores on
+// the host also implements HostControl.
 //
 // In the life of a session, the functions are called in this order: resolve (options), place (arrays), record
 // (ops of a step), record_upkeep (ops outside a step), fill (its values of StepParams), cost, carry (arrays
@@ -79,6 +81,31 @@ struct HostStep {
   bool generates;                 // whether the step reads one generated token
 };
 
+// The second interface of a retention policy that computes its scores on the host, from embeddings. The
+// scores are the same in all layers and heads, and the last `stabilizers` entries are always protected.
+class HostControl {
+ public:
+  virtual ~HostControl() = default;
+  virtual void place_on_host(const Setting&, Arena& io) = 0;
+  // Gets the tokens in the order in which they are read, with their embeddings [tokens][d_model]. A call
+  // makes void what earlier calls said of its first position and later ones.
+  virtual void note(uint64_t position, std::span<const int32_t> tokens,
+                    std::span<const float> embeddings) = 0;
+  // Runs before the step's ops and writes their input. It returns tokens if the step reads evicted tokens
+  // again: at most options.rebuild of these, and then the step's token. Otherwise it returns an empty span.
+  virtual std::span<const int32_t> prepare(const HostStep&) = 0;
+  // Records ops before the layers of a step that reads evicted tokens again.
+  virtual void record_rows(Recorder&) const = 0;
+  // The rows of such a step.
+  struct Rebuilt {
+    View positions;  // of the rows, int32
+    View index;      // indices of the rows in the list, uint
+    View list;       // all entries and rows, ordered by position, [kv head][list_capacity]
+    uint32_t list_capacity = 0;
+  };
+  virtual Rebuilt rebuilt() const = 0;
+};
+
 class RetentionPolicy {
  public:
   virtual ~RetentionPolicy() = default;
@@ -104,28 +131,8 @@ class RetentionPolicy {
   // reading it finds their rows where record() finds the rows of a chunk.
   virtual void record_upkeep(const LayerStep&) const {}
   virtual void fill(const SessionOptions&, StepParams&) const {}
-  // A policy whose scores are computed on the host computes them from embeddings. The scores are the same in
-  // all layers and heads, and the last `stabilizers` entries are always protected. It implements these
-  // functions:
-  // - note() gets the tokens in the order in which they are read, with their embeddings [tokens][d_model]. A
-  //   call makes void what earlier calls said of its first position and later ones.
-  // - prepare() runs before the step's ops and writes their input. It returns tokens if the step reads
-  //   evicted tokens again: at most options.rebuild of these, and then the step's token. Otherwise it returns
-  //   an empty span.
-  // - record_rows() records ops before the layers of a step that reads evicted tokens again. `rebuilt`
-  //   describes the rows of such a step.
-  virtual void place_on_host(const Setting&, Arena& /*io*/) {}
-  virtual void note(uint64_t /*position*/, std::span<const int32_t> /*tokens*/,
-                    std::span<const float> /*embeddings*/) {}
-  virtual std::span<const int32_t> prepare(const HostStep&) { return {}; }
-  virtual void record_rows(Recorder&) const {}
-  struct Rebuilt {
-    View positions;  // of the rows, int32
-    View index;      // indices of the rows in the list, uint
-    View list;       // all entries and rows, ordered by position, [kv head][list_capacity]
-    uint32_t list_capacity = 0;
-  };
-  virtual Rebuilt rebuilt() const { return {}; }
+  // The policy's second interface, if its scores are computed on the host.
+  virtual HostControl* host() { return nullptr; }
   // The cost of scoring in all layers: bytes for a step, operations for one row.
   virtual Cost cost(const SessionOptions&) const { return {}; }
   // Lists the policy's arrays that later steps read, besides the pool. The list must depend on `held` alone,
@@ -197,6 +204,9 @@ struct Policies {
 
   explicit Policies(const SessionOptions&);
   RetentionPolicy& of(const AttentionMixer& m) const { return m.window ? *windowed : *retention; }
+  HostControl* host() const { return retention->host(); }
+  // Refuses policies and options that do not fit each other. Both policies have resolved their options.
+  Status check(const SessionOptions&) const;
 };
 
 // The traits of a layer's retention policy.

@@ -85,6 +85,13 @@ SeededModel scored_model(std::vector<float> scores) {
 
 // ---- all policies ----
 
+TEST(Policies, HaveAHostControlWhereTheirRowScoresOnTheHost) {
+  for (int32_t i = 0; const char* name = policy_name(Retention(i)); ++i)
+    EXPECT_EQ(Policies({.retention = Retention(i)}).host() != nullptr,
+              traits(Retention(i)).scored == Scored::kOnHost)
+        << name;
+}
+
 TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> tokens = seeded_tokens(150), more = seeded_tokens(8, 64, 8);
