@@ -300,9 +300,8 @@ Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) 
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
   }
-  if (gguf.find(prefix + "leading_dense_block_count"))
-    THIMBLE_TRY(read_count_of_layer(gguf, prefix + "leading_dense_block_count", 0, 1, sizes.layers.size(),
-                                    std::nullopt, true, sizes.dense_layers));
+  THIMBLE_LET(dense, with_default(gguf.get_uint(prefix + "leading_dense_block_count"), 0));
+  sizes.dense_layers = static_cast<uint32_t>(std::min<uint64_t>(dense, sizes.layers.size()));
   if (!a.shared_expert) return {};
   const std::string key = prefix + "expert_shared_feed_forward_length";
   THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
@@ -356,6 +355,11 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) 
                    "%s: keys of %u and values of %u channels are not supported; they must be equal",
                    gguf.name().c_str(), layer.head_dim, value_dim);
   }
+
+  if (std::none_of(sizes.layers.begin(), sizes.layers.end(),
+                   [](const LayerSizes& layer) { return layer.kv_heads > 0; }))
+    return error(Code::kUnsupported, "%s: no layer has attention, which is not supported",
+                 gguf.name().c_str());
 
   const GgufTensor* embedding = gguf.tensor("token_embd.weight");
   if (!embedding) return error(Code::kFormat, "%s lacks the tensor 'token_embd.weight'", gguf.name().c_str());

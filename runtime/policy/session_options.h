@@ -91,11 +91,11 @@ struct SessionOptions {
   std::shared_ptr<const Retainer> retainer;
   uint64_t budget = 0;                     // bytes; 0: no limit
   Retention retention = Retention::kNone;  // in the C interface, its default depends on the heads
-  // The share of the pool of each head, [layer][kv head], 1 on average. Null: all heads get the same. The
+  // The share of the pool of each head, in the order of runs, 1 on average. Null: all heads get the same. The
   // policy takes the shares from the retainer's file.
   std::shared_ptr<const std::vector<float>> shares;
-  // The number of entries that each head keeps, [layer][kv head]. Empty: each head keeps `pool`. Values of
-  // windowed layers are not used.
+  // The number of entries that each head keeps, in the order of runs. Empty: each head keeps `pool`. Values
+  // of windowed layers are not used.
   std::vector<uint32_t> keeps;
 
 #define X(type, name, at_first, values, saved) type name = at_first;

@@ -554,7 +554,7 @@ INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
                          ::testing::ValuesIn(families_of_devices({"ministral3", "granitemoe_shared"},
                                                                  {"gemma3", "gemma2", "qwen3moe", "mixtral",
                                                                   "gpt_oss", "smollm3", "granite", "olmo2",
-                                                                  "olmo3"})),
+                                                                  "lfm2", "olmo3"})),
                          family_test_name);
 
 // Policies on layers that have a window, experts, soft caps, or no positions.

@@ -375,6 +375,20 @@ TEST(Model, AcceptsAnArrayOfEqualValuesForEachLayer) {
                  "'llama.block_count' is an array");
 }
 
+TEST(Model, RefusesLayersOfWhichNoneHasAttention) {
+  GgufWriter w = tiny_model("llama");
+  w.set("general.architecture", std::string("lfm2"));
+  for (const auto& [key, value] : {std::pair{"context_length", 64u},
+                                   {"block_count", 2u},
+                                   {"embedding_length", 8u},
+                                   {"feed_forward_length", 12u},
+                                   {"attention.head_count", 2u},
+                                   {"shortconv.l_cache", 3u}})
+    w.set(std::string("lfm2.") + key, value);
+  expect_refused(w.set("lfm2.attention.head_count_kv", std::vector<int32_t>{0, 0}), Code::kUnsupported,
+                 "no layer has attention");
+}
+
 TEST(Model, AcceptsIntegersOfAnyWidth) {
   GgufWriter w = tiny_model("llama");
   w.set("llama.block_count", uint64_t{2}).set("llama.embedding_length", int16_t{8});
@@ -459,7 +473,7 @@ TEST(Model, RefusesOtherArchitectures) {
   expect_refused(
       tiny_model("mamba"), Code::kUnsupported,
       "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
-      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2)");
+      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe)");
 }
 
 TEST(Model, RefusesAnAdapterAsAModel) {
