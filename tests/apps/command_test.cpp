@@ -311,7 +311,7 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_TRUE(csv.ends_with(",\n")) << csv;  // no questions are asked after the last step
   // A model with random weights answers nothing. This is reported before the fit, and then probabilities are
   // compared.
-  const size_t said = trained.error.find("0 % of the questions about held-out texts are answered\n"),
+  const size_t said = trained.error.find("the model answers 0 % of the questions about held-out texts\n"),
                asked = trained.error.find("\nafter 1 steps: loss ");
   ASSERT_NE(said, std::string::npos) << trained.error;
   EXPECT_NE(asked, std::string::npos) << trained.error;
@@ -1481,7 +1481,7 @@ TEST(Chat, SavesAConversationAndLoadsIt) {
   EXPECT_TRUE(contains(saved.error, ": 2 messages, ")) << saved.error;
   const Outcome loaded =
       thimble("chat" + reading.flags, "Hello?\n/load " + file + "\nAnd who came?\n/memory\n");
-  EXPECT_TRUE(contains(loaded.error, ": 2 messages came back, ")) << loaded.error;
+  EXPECT_TRUE(contains(loaded.error, ": 2 messages loaded, ")) << loaded.error;
   const auto last_line = [](const std::string& text) {
     return text.substr(text.rfind('\n', text.size() - 2) + 1);
   };
