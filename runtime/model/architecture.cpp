@@ -1,145 +1,13 @@
-// The architectures: the keys and tensors of each one, and the keys that are refused because they would
-// change the result.
+// Loads a model of any family: its sizes, scales, windows and layers. Refuses keys that would change the
+// result if they were ignored.
 #include <algorithm>
 #include <cmath>
 #include <span>
 
-#include "runtime/model/load.h"
+#include "runtime/model/families.h"
 
 namespace thimble {
 namespace {
-
-enum class QkNorm { kNone, kEachHead, kAllHeads };
-enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // of attention and feed-forward
-enum class HasExperts {
-  kNone,   // no experts
-  kMay,    // if the file gives a number; as wide as the feed-forward of other layers
-  kAlways  // always; with a width of their own
-};
-
-// The meaning of an architecture's keys and tensors (the facts are those of llama.cpp).
-struct Architecture {
-  const char* name;
-  uint32_t pairing;
-  QkNorm qk_norm = QkNorm::kNone;
-  Norms norms = Norms::kBefore;
-  const char* ffn_norm = "ffn_norm";
-  uint32_t act = kActSilu;
-  // `period`: every layer has a window, except each `period`-th one; the file may set another period. 0: no
-  // layer has a window. `window`: its length. 0: the file must give it, or there is no window.
-  uint32_t period = 0, window = 0;
-  RopeRules rope = {};
-  bool gemma = false;                      // scales embeddings by sqrt(d_model), has soft caps
-  float attention_cap = 0, logit_cap = 0;  // of gemma, if the file does not give them
-  uint32_t layers_of_27b = 0;  // layers of gemma's 27B, which scales by d_model / heads, not head_dim
-  bool granite_scales = false;
-  uint32_t unrotated_every = 0;  // every n-th layer does not rotate
-  bool sinks = false;            // attention has sinks
-  bool biases = false;           // attention's output, the router and the experts have biases
-  bool needs_window = false;     // the file must give the window's length
-  bool own_output = false;       // output is never the embedding
-  HasExperts experts = HasExperts::kNone;
-  uint32_t route = kRouteSoftmax;
-  bool gating_from_file = false;  // the file says how logits become weights
-  bool choice_bias = false;       // the choice of experts has a bias
-  // Whether an expert that every token uses exists besides the others, if the file gives its width.
-  bool shared_expert = false;
-  // Whether layers without KV heads have a short convolution instead of attention.
-  bool short_conv = false;
-  // Whether queries are scaled up by their position, if the file gives the growth.
-  bool grows_queries = false;
-};
-constexpr Architecture kGptOss = {.name = "gpt-oss",
-                                  .pairing = kRopeHalves,
-                                  .ffn_norm = "post_attention_norm",
-                                  .act = kActClamped,
-                                  .period = 2,
-                                  .sinks = true,
-                                  .biases = true,
-                                  .needs_window = true,
-                                  .own_output = true,
-                                  .experts = HasExperts::kAlways,
-                                  .route = kRouteSoftmaxOfChosen};
-constexpr Architecture kGranite = {.name = "granite",
-                                   .pairing = kRopeAdjacent,
-                                   .granite_scales = true,
-                                   .experts = HasExperts::kMay,
-                                   .shared_expert = true};
-constexpr Architecture kLfm2 = {.name = "lfm2",
-                                .pairing = kRopeHalves,
-                                .qk_norm = QkNorm::kEachHead,
-                                .period = UINT32_MAX,  // a window, if the file has one, is that of all layers
-                                .short_conv = true};
-constexpr Architecture lfm2moe() {
-  Architecture a = kLfm2;
-  a.name = "lfm2moe";
-  a.experts = HasExperts::kAlways;
-  a.gating_from_file = a.choice_bias = true;
-  return a;
-}
-constexpr Architecture named(Architecture a, const char* name) {
-  a.name = name;
-  return a;
-}
-constexpr Architecture kArchitectures[] = {
-    {.name = "llama", .pairing = kRopeAdjacent, .experts = HasExperts::kMay},
-    {.name = "mistral3",
-     .pairing = kRopeAdjacent,
-     .rope = {.reads_yarn = true},
-     .experts = HasExperts::kMay,
-     .grows_queries = true},
-    {.name = "qwen2", .pairing = kRopeHalves},
-    {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
-    {.name = "qwen3moe",
-     .pairing = kRopeHalves,
-     .qk_norm = QkNorm::kEachHead,
-     .experts = HasExperts::kAlways},
-    {.name = "phi3", .pairing = kRopeHalves},
-    {.name = "gemma2",
-     .pairing = kRopeHalves,
-     .norms = Norms::kBeforeAndBehind,
-     .act = kActGelu,
-     .period = 2,
-     .window = 4096,
-     .gemma = true,
-     .attention_cap = 50,
-     .logit_cap = 30,
-     .layers_of_27b = 46},
-    {.name = "gemma3",
-     .pairing = kRopeHalves,
-     .qk_norm = QkNorm::kEachHead,
-     .norms = Norms::kBeforeAndBehind,
-     .act = kActGelu,
-     .period = 6,
-     .rope = {.scales_windows = false, .window_base = 10000},
-     .gemma = true,
-     .layers_of_27b = 62},
-    kGptOss,
-    named(kGptOss, "gptoss"),
-    {.name = "smollm3", .pairing = kRopeAdjacent, .unrotated_every = 4},
-    kGranite,
-    named(kGranite, "granitemoe"),
-    {.name = "olmo2",
-     .pairing = kRopeHalves,
-     .qk_norm = QkNorm::kAllHeads,
-     .norms = Norms::kBehind,
-     .period = 4,
-     .rope = {.scales_windows = false, .reads_window_base = false},
-     .own_output = true},
-    kLfm2,
-    lfm2moe(),
-};
-
-Result<Architecture> find_architecture(const Gguf& gguf) {
-  THIMBLE_LET(name, gguf.need_string("general.architecture"));
-  std::string known;
-  for (const Architecture& a : kArchitectures) {
-    if (name == a.name) return a;
-    known += known.empty() ? a.name : std::string(", ") + a.name;
-  }
-  return error(Code::kUnsupported, "%s: the architecture %s is not supported (only %s)", gguf.name().c_str(),
-               in_quotes(name).c_str(), known.c_str());
-}
 
 // Keys for features that the library lacks, and the value with which they do not change the result.
 struct Refused {
@@ -181,19 +49,19 @@ Status refused(const Gguf& gguf, const std::string& key, double value) {
                gguf.name().c_str(), in_quotes(key).c_str(), value);
 }
 
-Status refuse_what_would_change_the_result(const Gguf& gguf, const Architecture& a) {
+Status refuse_what_would_change_the_result(const Gguf& gguf, const Family& family) {
   const auto refuse = [&](std::span<const Refused> keys) -> Status {
     for (const Refused& r : keys) {
-      const std::string key = std::string(a.name) + "." + r.key;
+      const std::string key = std::string(family.name) + "." + r.key;
       THIMBLE_LET(value, with_default(get_number_or_bool(gguf, key), r.harmless));
       if (value != r.harmless) return refused(gguf, key, value);
     }
     return {};
   };
   THIMBLE_TRY(refuse(kRefused));
-  if (!a.gemma) THIMBLE_TRY(refuse(kCaps));
-  if (!a.granite_scales) THIMBLE_TRY(refuse(kScales));
-  if (!a.grows_queries) THIMBLE_TRY(refuse(kGrowths));
+  if (!family.gemma) THIMBLE_TRY(refuse(kCaps));
+  if (!family.granite_scales) THIMBLE_TRY(refuse(kScales));
+  if (!family.grows_queries) THIMBLE_TRY(refuse(kGrowths));
   return {};
 }
 
@@ -207,33 +75,34 @@ Result<float> read_scale(const Gguf& gguf, const std::string& key, double fallba
 }
 
 // Loads the factors of embeddings, branches, attention and logits, and the caps.
-Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string prefix = std::string(a.name) + ".";
+Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
+  const std::string prefix = std::string(family.name) + ".";
   const ModelShape& s = model.shape;
-  const uint32_t width = a.layers_of_27b == s.layers ? s.d_model / s.heads : s.head_dim;
+  const uint32_t width = family.layers_of_27b == s.layers ? s.d_model / s.heads : s.head_dim;
   const double usual = 1 / std::sqrt(double(width));
   THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
   // Other architectures may have the key with the usual scale. Files of gemma may have another scale, which
   // no runtime reads.
-  if (!a.granite_scales && !a.gemma && std::abs(attention / usual - 1) > 1e-5)
+  if (!family.granite_scales && !family.gemma && std::abs(attention / usual - 1) > 1e-5)
     return refused(gguf, prefix + "attention.scale", double(attention));
-  model.attention_scale = a.granite_scales ? attention : static_cast<float>(usual);
-  if (a.granite_scales) {
+  model.attention_scale = family.granite_scales ? attention : static_cast<float>(usual);
+  if (family.granite_scales) {
     if (!gguf.find(prefix + "logit_scale")) return gguf.lacks(prefix + "logit_scale");
     THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", 1));
     THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
     THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
     model.embedding_scale = embedding, model.residual_scale = residual, model.logit_scale = 1 / logits;
   }
-  if (a.grows_queries) {
+  if (family.grows_queries) {
     THIMBLE_LET(growth, read_scale(gguf, prefix + "attention.temperature_scale", 0));
     model.query_growth = growth;
   }
-  if (a.gemma) {
+  if (family.gemma) {
     model.embedding_scale = std::sqrt(float(s.d_model));
-    THIMBLE_LET(attention_cap, read_scale(gguf, prefix + "attn_logit_softcapping", double(a.attention_cap)));
-    THIMBLE_LET(logit_cap, read_scale(gguf, prefix + "final_logit_softcapping", double(a.logit_cap)));
-    if (a.attention_cap == 0 && attention_cap != 0)
+    THIMBLE_LET(attention_cap,
+                read_scale(gguf, prefix + "attn_logit_softcapping", double(family.attention_cap)));
+    THIMBLE_LET(logit_cap, read_scale(gguf, prefix + "final_logit_softcapping", double(family.logit_cap)));
+    if (family.attention_cap == 0 && attention_cap != 0)
       model.warnings.push_back(
           error(Code::kUnsupported,
                 "%s: key '%sattn_logit_softcapping' is %g, which models of this architecture do not have; it "
@@ -266,17 +135,17 @@ struct Sizes {
 };
 
 // Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
-Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) {
-  const std::string prefix = std::string(a.name) + ".";
+Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
+  const std::string prefix = std::string(family.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
   THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
-  if (a.experts != HasExperts::kAlways && (!value || number == 0)) {
-    if (a.experts == HasExperts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
+  if (family.experts != HasExperts::kAlways && (!value || number == 0)) {
+    if (family.experts == HasExperts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
       return error(Code::kFormat, "%s has tensors of experts, and key '%sexpert_count' is %s",
                    gguf.name().c_str(), prefix.c_str(), value ? "0" : "absent");
     return {};
   }
-  if (a.experts == HasExperts::kNone)
+  if (family.experts == HasExperts::kNone)
     return error(
         Code::kUnsupported,
         "%s: key '%sexpert_count' is %g, and experts of models of this architecture are not supported",
@@ -285,9 +154,12 @@ Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) 
   uint32_t count = 0, chosen = 0;
   THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, count));
   THIMBLE_TRY(read_count(gguf, prefix + "expert_used_count", count, std::nullopt, chosen));
-  e.route = {
-      .experts = count, .chosen = chosen, .kind = a.route, .share = a.route == kRouteSoftmax, .scale = 1};
-  if (a.gating_from_file) {
+  e.route = {.experts = count,
+             .chosen = chosen,
+             .kind = family.route,
+             .share = family.route == kRouteSoftmax,
+             .scale = 1};
+  if (family.gating_from_file) {
     constexpr uint32_t kKinds[] = {kRouteSoftmax, kRouteSigmoid, kRouteSoftmaxOfChosen};
     uint32_t function = 0;  // as llama.cpp numbers them
     THIMBLE_TRY(read_count(gguf, prefix + "expert_gating_func", std::size(kKinds), std::nullopt, function));
@@ -295,21 +167,21 @@ Status load_expert_sizes(const Gguf& gguf, const Architecture& a, Sizes& sizes) 
     e.route.share = e.route.kind != kRouteSoftmaxOfChosen;
   }
   e.d_ff = sizes.layers[0].d_ff;
-  if (a.experts == HasExperts::kAlways) {
+  if (family.experts == HasExperts::kAlways) {
     std::optional<uint64_t> share;
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
   }
   THIMBLE_LET(dense, with_default(gguf.get_uint(prefix + "leading_dense_block_count"), 0));
   sizes.dense_layers = static_cast<uint32_t>(std::min<uint64_t>(dense, sizes.layers.size()));
-  if (!a.shared_expert) return {};
+  if (!family.shared_expert) return {};
   const std::string key = prefix + "expert_shared_feed_forward_length";
   THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
   return width != 0 ? read_count(gguf, key, kMaxWidth, std::nullopt, e.d_ff_shared) : Status();
 }
 
-Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string prefix = std::string(a.name) + ".";
+Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, Model& model) {
+  const std::string prefix = std::string(family.name) + ".";
   Sizes sizes;
   uint32_t layers = 0;
   const auto count = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback, uint32_t& to) {
@@ -331,16 +203,16 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) 
     return {};
   };
   // If all layers have experts, the file may give only the width of the experts.
-  if (a.experts != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
+  if (family.experts != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
     THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff));
   // Early files of lfm2 give a wrong width, so the tensors decide.
-  for (uint32_t i = 0; a.short_conv && i < layers; ++i)
+  for (uint32_t i = 0; family.short_conv && i < layers; ++i)
     if (const GgufTensor* gate = gguf.tensor("blk." + std::to_string(i) + ".ffn_gate.weight"))
       sizes.layers[i].d_ff = static_cast<uint32_t>(std::min(gate->shape[1], kMaxWidth));
   THIMBLE_TRY(by_layer("attention.head_count", kMaxHeads, nullptr, &LayerSizes::heads));
   THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads,
-                       a.short_conv));
-  if (a.short_conv) THIMBLE_TRY(count("shortconv.l_cache", kMostTaps, std::nullopt, sizes.taps));
+                       family.short_conv));
+  if (family.short_conv) THIMBLE_TRY(count("shortconv.l_cache", kMostTaps, std::nullopt, sizes.taps));
   for (LayerSizes& layer : sizes.layers) {
     if (!layer.kv_heads) continue;  // no attention
     if (layer.heads % layer.kv_heads != 0)
@@ -366,7 +238,7 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Architecture& a, Model& model) 
   if (embedding->shape[1] > INT32_MAX)  // token ids are int32
     return error(Code::kFormat, "%s: tensor 'token_embd.weight' has too many rows", gguf.name().c_str());
   sizes.vocab = static_cast<uint32_t>(embedding->shape[1]);
-  THIMBLE_TRY(load_expert_sizes(gguf, a, sizes));
+  THIMBLE_TRY(load_expert_sizes(gguf, family, sizes));
   return sizes;
 }
 
@@ -413,19 +285,20 @@ Status load_qkv(TensorSource& tensors, const std::string& block, uint32_t d_mode
   return {};
 }
 
-Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& block, const Architecture& a,
+Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& block, const Family& family,
                                       uint32_t d_model, const LayerSizes& sizes) {
   AttentionMixer m{.heads = sizes.heads, .kv_heads = sizes.kv_heads, .head_dim = sizes.head_dim};
   THIMBLE_TRY(load_qkv(tensors, block, d_model, m));
-  if (a.qk_norm != QkNorm::kNone) {
-    const bool all = a.qk_norm == QkNorm::kAllHeads;
+  if (family.qk_norm != QkNorm::kNone) {
+    const bool all = family.qk_norm == QkNorm::kAllHeads;
     THIMBLE_SET(m.q_norm, tensors.vector(block + "attn_q_norm.weight", all ? m.q_cols() : m.head_dim));
     THIMBLE_SET(m.k_norm, tensors.vector(block + "attn_k_norm.weight", all ? m.kv_cols() : m.head_dim));
   }
-  if (a.sinks) THIMBLE_SET(m.sinks, tensors.vector(block + "attn_sinks.weight", m.heads));
+  if (family.sinks) THIMBLE_SET(m.sinks, tensors.vector(block + "attn_sinks.weight", m.heads));
   THIMBLE_SET(m.output, tensors.matrix(block + "attn_output.weight", d_model, m.q_cols()));
   const std::string bias = block + "attn_output.bias";
-  THIMBLE_SET(m.output_bias, a.biases ? tensors.vector(bias, d_model) : tensors.vector_if_any(bias, d_model));
+  THIMBLE_SET(m.output_bias,
+              family.biases ? tensors.vector(bias, d_model) : tensors.vector_if_any(bias, d_model));
   return m;
 }
 
@@ -452,7 +325,7 @@ Result<Dense> load_dense(TensorSource& tensors, const std::string& block, uint32
   return f;
 }
 
-Result<Experts> load_experts(TensorSource& tensors, const std::string& block, const Architecture& a,
+Result<Experts> load_experts(TensorSource& tensors, const std::string& block, const Family& family,
                              uint32_t d_model, const ExpertSizes& sizes) {
   const uint32_t count = sizes.route.experts, d_ff = sizes.d_ff, d_ff_shared = sizes.d_ff_shared;
   Experts f{.route = sizes.route};
@@ -465,8 +338,8 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
-  if (a.choice_bias) THIMBLE_SET(f.choice_bias, tensors.vector(block + "exp_probs_b.bias", count));
-  if (!a.biases) return f;
+  if (family.choice_bias) THIMBLE_SET(f.choice_bias, tensors.vector(block + "exp_probs_b.bias", count));
+  if (!family.biases) return f;
   THIMBLE_SET(f.router_bias, tensors.vector(block + "ffn_gate_inp.bias", count));
   THIMBLE_SET(f.gate_bias, tensors.floats(block + "ffn_gate_exps.bias", count, d_ff));
   THIMBLE_SET(f.up_bias, tensors.floats(block + "ffn_up_exps.bias", count, d_ff));
@@ -474,31 +347,31 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
   return f;
 }
 
-Status load_norms(TensorSource& tensors, const std::string& block, const Architecture& a, uint32_t d_model,
+Status load_norms(TensorSource& tensors, const std::string& block, const Family& family, uint32_t d_model,
                   Layer& layer) {
-  if (a.norms != Norms::kBehind) {
+  if (family.norms != Norms::kBehind) {
     THIMBLE_SET(layer.norm, tensors.vector(block + "attn_norm.weight", d_model));
-    THIMBLE_SET(layer.ffn_norm, tensors.vector(block + a.ffn_norm + ".weight", d_model));
+    THIMBLE_SET(layer.ffn_norm, tensors.vector(block + family.ffn_norm + ".weight", d_model));
   }
-  if (a.norms != Norms::kBefore) {
+  if (family.norms != Norms::kBefore) {
     THIMBLE_SET(layer.post_norm, tensors.vector(block + "post_attention_norm.weight", d_model));
     THIMBLE_SET(layer.post_ffn_norm, tensors.vector(block + "post_ffw_norm.weight", d_model));
   }
   return {};
 }
 
-Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Architecture& a, const Sizes& sizes) {
+Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& family, const Sizes& sizes) {
   const std::string block = "blk." + std::to_string(index) + ".";
   const LayerSizes& its = sizes.layers[index];
   Layer layer;
-  THIMBLE_TRY(load_norms(tensors, block, a, sizes.d_model, layer));
+  THIMBLE_TRY(load_norms(tensors, block, family, sizes.d_model, layer));
   Mixer& mixer = layer.mixers.emplace_back();
   if (its.kv_heads)
-    THIMBLE_SET(mixer, load_attention(tensors, block, a, sizes.d_model, its));
+    THIMBLE_SET(mixer, load_attention(tensors, block, family, sizes.d_model, its));
   else
     THIMBLE_SET(mixer, load_short_conv(tensors, block, sizes.d_model, sizes.taps));
   if (sizes.experts.route.experts && index >= sizes.dense_layers)
-    THIMBLE_SET(layer.feed_forward, load_experts(tensors, block, a, sizes.d_model, sizes.experts));
+    THIMBLE_SET(layer.feed_forward, load_experts(tensors, block, family, sizes.d_model, sizes.experts));
   else
     THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, sizes.d_model, its.d_ff));
   return layer;
@@ -526,17 +399,17 @@ Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Mod
 
 // Sets the windows of layers: of every layer except each `sliding_window_pattern`-th one. If the pattern is
 // 0, every layer has a window.
-Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string prefix = std::string(a.name) + ".", key = prefix + "attention.sliding_window",
+Status load_windows(const Gguf& gguf, const Family& family, Model& model) {
+  const std::string prefix = std::string(family.name) + ".", key = prefix + "attention.sliding_window",
                     pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
-  if (!a.window && !gguf.find(key) && !a.needs_window)
+  if (!family.window && !gguf.find(key) && !family.needs_window)
     return {};  // files of gemma3 and olmo2 may have no window
-  uint32_t window = 0, period = a.period;
-  THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
+  uint32_t window = 0, period = family.period;
+  THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(family.window), window));
   // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
   const GgufValue* given = gguf.find(pattern);
-  if (given && given->is_array && a.period) {
+  if (given && given->is_array && family.period) {
     THIMBLE_TRY(check_by_layer(gguf, pattern, model.shape.layers));
   } else {
     THIMBLE_LET(number, with_default(get_number(gguf, pattern), 1));
@@ -544,7 +417,7 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
       period = UINT32_MAX;
     else
       THIMBLE_TRY(
-          read_count(gguf, pattern, given ? model.shape.layers : kMaxLayers, or_none(a.period), period));
+          read_count(gguf, pattern, given ? model.shape.layers : kMaxLayers, or_none(family.period), period));
   }
   bool some = false;
   for (uint32_t i = 0; i < model.shape.layers; ++i)
@@ -555,8 +428,9 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
 }
 
 // Warns about a window if the architecture has none.
-Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
-  THIMBLE_LET(window, with_default(get_number(gguf, std::string(a.name) + ".attention.sliding_window"), 0));
+Status pass_over_window(const Gguf& gguf, const Family& family, Model& model) {
+  THIMBLE_LET(window,
+              with_default(get_number(gguf, std::string(family.name) + ".attention.sliding_window"), 0));
   if (window == 0 || window >= model.info.context_length) return {};
   model.warnings.push_back(
       error(Code::kUnsupported,
@@ -570,8 +444,8 @@ Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
 // Refuses Ollama's files of gpt-oss, which differ in more than names. In the published files, mxfp4 has type
 // 4, the halves of its bytes have another order, and the rows of gate and up alternate. In all of them, the
 // biases of experts are bf16.
-Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Architecture& a) {
-  if (std::string_view(a.name) != "gpt-oss" && std::string_view(a.name) != "gptoss") return {};
+Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Family& family) {
+  if (std::string_view(family.name) != "gpt-oss" && std::string_view(family.name) != "gptoss") return {};
   if (!gguf.tensor("blk.0.attn_out.weight")) return {};
   return error(Code::kUnsupported,
                "%s was written by Ollama, whose files of gpt-oss lay out the experts in a way that is not "
@@ -582,58 +456,56 @@ Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Architecture& a) {
 }  // namespace
 
 Status load_weights(const Gguf& gguf, Model& model) {
-  THIMBLE_LET(architecture, find_architecture(gguf));
-  THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, architecture));
-  const std::string prefix = architecture.name;
-  THIMBLE_LET(sizes, load_sizes(gguf, architecture, model));
+  THIMBLE_LET(family, find_family(gguf));
+  THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, family));
+  const std::string prefix = family.name;
+  THIMBLE_LET(sizes, load_sizes(gguf, family, model));
   model.shape = largest(sizes);
   const ModelShape& shape = model.shape;
-  THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
-  THIMBLE_TRY(load_scales(gguf, architecture, model));
+  THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
+  THIMBLE_TRY(load_scales(gguf, family, model));
   sizes.experts.route.scale = model.residual_scale;  // the experts' output is added to the stream
-  const bool windowed =
-      architecture.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
-  if (!windowed) THIMBLE_TRY(pass_over_window(gguf, architecture, model));
+  const bool windowed = family.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
+  if (!windowed) THIMBLE_TRY(pass_over_window(gguf, family, model));
   THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
   if (!(epsilon > 0 && epsilon < 1))
     return error(Code::kFormat,
                  "%s: key '%s.attention.layer_norm_rms_epsilon' is %g, where 0 to 1 is possible",
-                 gguf.name().c_str(), architecture.name, epsilon);
+                 gguf.name().c_str(), family.name, epsilon);
   model.norm_epsilon = static_cast<float>(epsilon);
-  model.act = architecture.act;
+  model.act = family.act;
 
   TensorSource tensors(gguf);
-  model.rope.pairing = architecture.pairing;
-  THIMBLE_TRY(load_rope(gguf, prefix, architecture.rope, tensors, model));
+  model.rope.pairing = family.pairing;
+  THIMBLE_TRY(load_rope(gguf, prefix, family.rope, tensors, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
   // Files of lfm2 call the last norm so, except early ones.
   const char* const norm_of_lfm2 = "token_embd_norm.weight";
-  const bool so_called = architecture.short_conv && tensors.has(norm_of_lfm2);
+  const bool so_called = family.short_conv && tensors.has(norm_of_lfm2);
   THIMBLE_LET(output_norm, tensors.vector(so_called ? norm_of_lfm2 : "output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;
-  if (architecture.own_output || tensors.has("output.weight")) {
+  if (family.own_output || tensors.has("output.weight")) {
     THIMBLE_LET(output, tensors.matrix("output.weight", shape.vocab, shape.d_model));
     model.output = output;
   }
   // Files of granite without positions are marked in this way.
   bool rotates = true;
-  if (architecture.granite_scales) {
+  if (family.granite_scales) {
     THIMBLE_LET(finetuned, with_default(gguf.get_bool(prefix + ".rope.scaling.finetuned"), true));
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    THIMBLE_LET(layer, load_layer(tensors, i, architecture, sizes));
+    THIMBLE_LET(layer, load_layer(tensors, i, family, sizes));
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;
-      attention->rotates =
-          rotates && (!architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0);
+      attention->rotates = rotates && (!family.unrotated_every || (i + 1) % family.unrotated_every != 0);
       attention->first_run = static_cast<uint32_t>(model.layer_of_run.size());
       model.layer_of_run.insert(model.layer_of_run.end(), attention->kv_heads, i);
     }
     model.layers.push_back(std::move(layer));
   }
-  if (windowed) THIMBLE_TRY(load_windows(gguf, architecture, model));
+  if (windowed) THIMBLE_TRY(load_windows(gguf, family, model));
   return tensors.all_taken();
 }
 
