@@ -123,7 +123,8 @@ class Engine {
   // An array of a sequence, which a session file stores.
   struct Array {
     View view;
-    enum Kind { kPlain, kPositions, kLogits, kOfRetention, kOfSelection } kind;
+    // kWithoutRoom: the states of a snapshot that has no slot. The view has a length only.
+    enum Kind { kPlain, kPositions, kLogits, kOfRetention, kOfSelection, kWithoutRoom } kind;
   };
   Held held(const SequenceFields& s) const {
     return {setting_, runs(s), s.entries, s.read, s.unscored, s.generation};

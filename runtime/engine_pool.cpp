@@ -86,7 +86,8 @@ std::vector<Engine::Array> Engine::arrays(const SequenceFields& state, bool logi
   }
   for (const StateArray& layer : layout_.states)
     for (const uint32_t slot : layer.slots ? state.used_slots() : std::vector<uint32_t>())
-      all.push_back({layer.slot(slot), Array::kPlain});
+      all.push_back(slot == kNoState ? Array{{nullptr, 0, layer.slot(0).bytes}, Array::kWithoutRoom}
+                                     : Array{layer.slot(slot), Array::kPlain});
   if (logits)
     all.push_back({layout_.logits.slice(0, uint64_t(model_->output.rows) * sizeof(float)), Array::kLogits});
   std::vector<View> carried;

@@ -7,6 +7,10 @@ namespace thimble {
 
 uint32_t SequenceFields::most_entries() const { return *std::max_element(entries.begin(), entries.end()); }
 
+uint64_t SequenceFields::earliest() const {
+  return snapshots.empty() || !last_eviction ? last_eviction : snapshots.front().position;
+}
+
 void SequenceFields::forget_logits() {
   has_logits = 0;
   arg_max = -1;
@@ -30,10 +34,39 @@ std::vector<uint32_t> SequenceFields::used_slots() const {
   return slots;
 }
 
-void SequenceFields::number_slots() {
+namespace {
+
+// The snapshot whose neighbours are closest together, but never the latest end of a prompt. After an
+// eviction, no snapshot but the first one makes the positions after it reachable, so it goes only if all
+// others are such ends.
+size_t least_useful(const std::vector<Snapshot>& snapshots, uint64_t last_eviction) {
+  size_t end_of_prompt = snapshots.size(), least = snapshots.size() - 1;
+  for (size_t i = 0; i < snapshots.size(); ++i)
+    if (snapshots[i].ends_prompt) end_of_prompt = i;
+  uint64_t closest = UINT64_MAX;
+  for (size_t i = last_eviction && snapshots.size() > 2 ? 1 : 0; i + 1 < snapshots.size(); ++i) {
+    const uint64_t before = i ? snapshots[i - 1].position : last_eviction;
+    const uint64_t apart = snapshots[i + 1].position - before;
+    if (i != end_of_prompt && apart < closest) closest = apart, least = i;
+  }
+  return least;
+}
+
+}  // namespace
+
+void SequenceFields::number_slots(size_t most) {
+  std::vector<Snapshot> kept = snapshots;
+  while (kept.size() > most) kept.erase(kept.begin() + ptrdiff_t(least_useful(kept, last_eviction)));
   state_slot = read ? 0 : kNoState;
   uint32_t next = 1;
-  for (Snapshot& s : snapshots) s.slot = s.position == read ? 0 : next++;
+  for (Snapshot& s : snapshots) {
+    const bool stays = std::find(kept.begin(), kept.end(), s) != kept.end();
+    s.slot = s.position == read ? 0 : stays ? next++ : kNoState;
+  }
+}
+
+void SequenceFields::forget_snapshots_without_slot() {
+  std::erase_if(snapshots, [](const Snapshot& s) { return s.slot == kNoState; });
 }
 
 void SequenceFields::keep_states(bool ends_prompt, size_t most) {
@@ -42,18 +75,8 @@ void SequenceFields::keep_states(bool ends_prompt, size_t most) {
   if (last == read && !snapshots.empty()) return;  // an eviction made one
   if (!ends_prompt && read - last < kSnapshotEvery) return;
   snapshots.push_back({read, state_slot, ends_prompt});
-  if (snapshots.size() <= most) return;
-  // Drop the snapshot whose neighbours are closest together, but never the latest end of a prompt.
-  size_t end_of_prompt = snapshots.size(), least = snapshots.size() - 1;
-  for (size_t i = 0; i < snapshots.size(); ++i)
-    if (snapshots[i].ends_prompt) end_of_prompt = i;
-  uint64_t closest = UINT64_MAX;
-  for (size_t i = 0; i + 1 < snapshots.size(); ++i) {
-    const uint64_t before = i ? snapshots[i - 1].position : last_eviction;
-    const uint64_t apart = snapshots[i + 1].position - before;
-    if (i != end_of_prompt && apart < closest) closest = apart, least = i;
-  }
-  snapshots.erase(snapshots.begin() + static_cast<ptrdiff_t>(least));
+  if (snapshots.size() > most)
+    snapshots.erase(snapshots.begin() + ptrdiff_t(least_useful(snapshots, last_eviction)));
 }
 
 void SequenceFields::drop_snapshots() {
@@ -102,16 +125,16 @@ const char* SequenceFields::fault(const Setting& setting, std::span<const HeadRu
 
 const char* SequenceFields::fault_of_states(const Dimensions& d) const {
   if (!d.state_slots)
-    return snapshots.empty() && recent.empty() ? nullptr : "it has states, and the model has none";
+    return state_slot == kNoState && snapshots.empty() && recent.empty()
+               ? nullptr
+               : "it has states, and the model has none";
   if (recent.size() != read - last_eviction) return "its recent tokens are not those since its last eviction";
-  if (snapshots.size() > d.state_slots - 2)
-    return "it has more states to return to than this session's budget has room for";
+  if (snapshots.size() > kMostSnapshots) return "it has more states than a session keeps";
   for (size_t i = 0; i < snapshots.size(); ++i)
     if (snapshots[i].position > read || snapshots[i].ends_prompt > 1 ||
         snapshots[i].position < (i ? snapshots[i - 1].position + 1 : std::max<uint64_t>(last_eviction, 1)))
       return "the positions of its states do not ascend";
-  if (last_eviction && (snapshots.empty() || snapshots[0].position != last_eviction))
-    return "it has no states of its last eviction";
+  if (last_eviction && snapshots.empty()) return "it has no states since its last eviction";
   return nullptr;
 }
 
@@ -141,8 +164,8 @@ void SequenceState::rewind_states(uint64_t position) {
   drop_to(restored);
 }
 
-void SequenceState::rewind(uint64_t position, bool has_states) {
-  if (has_states) {
+void SequenceState::rewind(uint64_t position) {
+  if (state_slot != kNoState) {
     rewind_states(position);
   } else {
     waiting.clear();

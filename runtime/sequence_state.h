@@ -41,7 +41,7 @@ struct SequenceFields : SequenceNumbers {
   std::vector<int32_t> unscored_tokens;  // the tokens that `unscored` counts, if they are read again
   std::vector<uint32_t> entries;         // entries that each head holds
   // Of models with recurrent layers only. The snapshots have ascending positions from the latest eviction on.
-  // A rewind restores one, and reads the recent tokens after it again.
+  // A rewind restores one, and reads the recent tokens after it again. The beginning of the text needs none.
   std::vector<Snapshot> snapshots;
   std::vector<int32_t> recent;     // the tokens that were read since the latest eviction
   uint32_t state_slot = kNoState;  // the slot with the states after `read` tokens. Files number slots anew.
@@ -54,14 +54,19 @@ struct SequenceFields : SequenceNumbers {
 
   // The number of tokens in the stream, read or waiting.
   uint64_t position() const { return read + waiting.size(); }
+  // The earliest position that a rewind can reach.
+  uint64_t earliest() const;
   uint32_t most_entries() const;
   void forget_logits();
   // A slot that holds neither the current states nor a snapshot.
   uint32_t free_slot() const;
   // The slots that hold states, first the current ones.
   std::vector<uint32_t> used_slots() const;
-  // Numbers the slots as used_slots() lists them.
-  void number_slots();
+  // Numbers the slots as used_slots() lists them. At most `most` snapshots get a slot; the others have
+  // kNoState.
+  void number_slots(size_t most);
+  // Forgets the snapshots without a slot.
+  void forget_snapshots_without_slot();
   // Makes a snapshot of the current states if a prompt ends here, or if many tokens were read since the last
   // snapshot. There are at most `most` snapshots.
   void keep_states(bool ends_prompt, size_t most);
@@ -82,9 +87,9 @@ struct SequenceState : SequenceFields {
 
   // Empties the state. The sampler keeps its options, and the lists keep their memory.
   void reset();
-  // Forgets the tokens from this position on, and the waiting tokens. `position` is less than `read`.
-  // `has_states`: the model has recurrent layers. Tokens that must be read again become waiting tokens.
-  void rewind(uint64_t position, bool has_states);
+  // Forgets the tokens from this position on, and the waiting tokens. `position` is less than `read` and at
+  // least earliest(). In models with recurrent layers, tokens that must be read again become waiting tokens.
+  void rewind(uint64_t position);
   // Continues from fields and a sampler that were checked.
   void restore(const SequenceFields&, const Sampler::Saved&);
   void rewind_states(uint64_t position);

@@ -64,12 +64,15 @@ Status Session::rewind(uint64_t position) {
     state_.waiting.resize(position - state_.read);
     return {};
   }
-  if (position < state_.last_eviction)
+  if (position < state_.earliest()) {
+    const bool evicted = state_.earliest() == state_.last_eviction;
     return error(Code::kCannotRewind,
-                 "cannot rewind to position %llu: entries were evicted at position %llu and are gone",
+                 "cannot rewind to position %llu: %s position %llu, the earliest that can be reached",
                  static_cast<unsigned long long>(position),
-                 static_cast<unsigned long long>(state_.last_eviction));
-  state_.rewind(position, engine_->dimensions().state_slots > 0);
+                 evicted ? "entries were evicted at" : "the states of recurrent layers are kept from",
+                 static_cast<unsigned long long>(state_.earliest()));
+  }
+  state_.rewind(position);
   return {};
 }
 

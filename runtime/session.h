@@ -189,7 +189,7 @@ class Session {
   uint32_t saved_division(const SessionFile&) const;
   Status check_settings(const SessionFile&, std::span<const HeadRun> runs) const;
   Status check_body(const SessionFile&, std::span<const Engine::Array>) const;
-  Status take(const SessionFile&, std::span<const Engine::Array>);
+  Status take(SessionFile&, std::span<const Engine::Array>);
 
   const SessionOptions& options() const { return engine_->options(); }
   const RetentionPolicy& retention() const { return *engine_->policies().retention; }

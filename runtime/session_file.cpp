@@ -63,7 +63,7 @@ bool read_states(ByteReader& in, SequenceFields& sequence) {
   for (const SavedSnapshot& s : snapshots)
     sequence.snapshots.push_back(
         {s.position, 0, static_cast<uint32_t>(std::min<uint64_t>(s.ends_prompt, 2))});
-  sequence.number_slots();
+  sequence.state_slot = 0;
   return true;
 }
 

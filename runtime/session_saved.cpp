@@ -198,6 +198,7 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   if (!state_.sampler.takes(file.sampler.accepted))
     return file.damaged("it has tokens that are not in the vocabulary");
   if (!Sampler::check(file.sampler.options).ok()) return file.damaged("its sampler cannot be");
+  if (const uint32_t slots = engine_->dimensions().state_slots) s.number_slots(slots - 2);
   const std::vector<Engine::Array> arrays = engine_->arrays(s, s.has_logits);
   if (bytes_of(arrays) != file.body.size())
     return file.damaged("its arrays are not as large as its head says");
@@ -208,14 +209,15 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
 }
 
 // Continues from a file that was checked. Only the device can fail. The session is then empty.
-Status Session::take(const SessionFile& file, std::span<const Engine::Array> arrays) {
+Status Session::take(SessionFile& file, std::span<const Engine::Array> arrays) {
   THIMBLE_TRY(reset());
   const std::byte* from = file.body.data();
   for (const Engine::Array& array : arrays) {
-    THIMBLE_TRY(engine_->device().write(array.view, from));
+    if (array.kind != Engine::Array::kWithoutRoom) THIMBLE_TRY(engine_->device().write(array.view, from));
     from += array.view.bytes;
   }
   THIMBLE_TRY(engine_->set_saturated(static_cast<uint32_t>(file.sequence.saturated)));
+  file.sequence.forget_snapshots_without_slot();
   state_.restore(file.sequence, file.sampler);
   return {};
 }

@@ -42,7 +42,7 @@ TEST(SequenceState, ResetLeavesWhatANewOneHas) {
 
 TEST(SequenceState, RewindForgetsTheTokensFromAPositionOn) {
   SequenceState s = some_state();
-  s.rewind(5, false);
+  s.rewind(5);
   EXPECT_EQ(s.read, 5u);
   EXPECT_EQ(s.position(), 5u);
   EXPECT_EQ(s.entries, (std::vector<uint32_t>{5, 4}));

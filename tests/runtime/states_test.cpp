@@ -130,6 +130,36 @@ TEST_F(States, AreKeptAtSeveralPositionsOfALongText) {
   expect_close(read(*session, tokens(20, turn)), logits[turn]);
 }
 
+// Many short turns after an eviction make more snapshots than there are slots. The eviction's own snapshot
+// stays.
+TEST_F(States, OfAnEvictionStayThroughManyTurns) {
+  const auto session = open(window());
+  read(*session, tokens(200));
+  const uint64_t earlier = session->state().last_eviction;
+  std::vector<float> expected;
+  while (session->state().last_eviction == earlier) expected = read(*session, tokens(1));
+  const uint64_t evicted_at = session->state().last_eviction;
+  for (size_t i = 0; i < kMostSnapshots + 4; ++i) read(*session, tokens(1, i));
+  ASSERT_EQ(session->state().last_eviction, evicted_at);
+  ASSERT_EQ(session->state().snapshots.size(), size_t{kMostSnapshots});
+  EXPECT_EQ(session->rewind(evicted_at - 1).code(), Code::kCannotRewind);
+  must(session->rewind(evicted_at));
+  EXPECT_EQ(must(session->stats()).position, evicted_at);
+  EXPECT_EQ(read(*session, tokens(1)), expected);
+}
+
+// With a single snapshot, the latest end of a prompt replaces that of the eviction.
+TEST(SequenceOfStates, WithOneSnapshotKeepsTheLatestEndOfAPrompt) {
+  SequenceState s(1, Sampler(16, 8));
+  s.read = s.last_eviction = 10, s.state_slot = 0;
+  s.drop_snapshots();
+  EXPECT_EQ(s.earliest(), 10u);
+  s.read = 14, s.state_slot = 1;
+  s.keep_states(true, 1);
+  ASSERT_EQ(s.snapshots.size(), 1u);
+  EXPECT_EQ(s.earliest(), 14u);
+}
+
 TEST_F(States, AreClonedWithTheirSnapshots) {
   const auto session = open(dense());
   read(*session, tokens(100));
@@ -156,6 +186,34 @@ TEST_F(States, AreSavedAndRestoredWithTheirSnapshots) {
     EXPECT_EQ(accept(*restored, 6), accept(*session, 6));
     must(session->reset());
     EXPECT_EQ(read(*session, tokens(100)), read(*open(o), tokens(100)));
+  }
+}
+
+// A session with a smaller budget has fewer slots. It takes the latest end of a prompt and leaves out others.
+TEST_F(States, OfAFileAreLeftOutWhereThereIsNoRoom) {
+  // The longest convolution has the largest states, of which a small budget holds only a few.
+  model_ = SyntheticFile("tiny-lfm2 f16 FILE --seed 4 --sharp 3 --set shortconv.l_cache=8", "states_lfm2_8")
+               .open();
+  SessionOptions o = dense();
+  o.pool = 120, o.chunk = 32;
+  const auto session = open(o);
+  const uint64_t turns = 10;
+  for (uint64_t i = 0; i < turns; ++i) read(*session, tokens(10, i));
+  for (const int32_t token : tokens(5, 9)) accept(*session, token);
+  ASSERT_EQ(session->state().snapshots.size(), turns);
+  const SessionBytes saved = save(*session);
+  o.budget = session->plan().total;
+  const auto restored = open(o);
+  const size_t room = restored->plan().dimensions.state_slots - 2;
+  ASSERT_LT(room, turns);
+  restore(*restored, saved);
+  const std::vector<Snapshot> left = restored->state().snapshots;
+  ASSERT_EQ(left.size(), room);
+  EXPECT_EQ(accept(*restored, 5), accept(*session, 5));
+  for (auto snapshot = left.rbegin(); snapshot != left.rend(); ++snapshot) {
+    for (Session* one : {session.get(), restored.get()}) must(one->rewind(snapshot->position));
+    EXPECT_EQ(restored->state().waiting.size(), 0u);
+    EXPECT_EQ(accept(*restored, 6), accept(*session, 6));
   }
 }
 
