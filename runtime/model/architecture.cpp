@@ -1,6 +1,7 @@
 // Loads a model of any family: its sizes, scales, windows and layers. Refuses keys that would change the
 // result if they were ignored.
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <span>
 
@@ -129,9 +130,13 @@ struct ExpertSizes {
 struct Sizes {
   uint32_t d_model = 0, vocab = 0;
   std::vector<LayerSizes> layers;
+  uint32_t draft_layers = 0;  // the file's last layers, which only draft tokens and are skipped
   ExpertSizes experts;        // route.experts is 0: the model has none
   uint32_t dense_layers = 0;  // the first layers, which have no experts
   uint32_t taps = 0;          // of short convolutions
+
+  // The layers that the file counts.
+  uint32_t blocks() const { return static_cast<uint32_t>(layers.size()) + draft_layers; }
 };
 
 // Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
@@ -180,25 +185,45 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
   return width != 0 ? read_count(gguf, key, kMaxWidth, std::nullopt, e.d_ff_shared) : Status();
 }
 
-Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, Model& model) {
+// Loads the number of layers. The last layers of a file may only draft tokens (multi-token prediction). They
+// are no part of the model, and the file need not contain them. A file that contains nothing else is refused.
+Status load_layer_count(const Gguf& gguf, const Family& family, const TensorSource& tensors, Sizes& sizes) {
+  const std::string prefix = std::string(family.name) + ".", key = prefix + "nextn_predict_layers";
+  uint32_t blocks = 0;
+  THIMBLE_TRY(read_count(gguf, prefix + "block_count", kMaxLayers, std::nullopt, blocks));
+  THIMBLE_LET(drafts, with_default(gguf.get_uint(key), 0));
+  if (drafts >= blocks)
+    return error(Code::kFormat, "%s: key %s is %" PRIu64 ", which leaves none of %" PRIu32 " layers",
+                 gguf.name().c_str(), in_quotes(key).c_str(), drafts, blocks);
+  if (drafts > 0 && !tensors.has_any("blk.0."))
+    return error(
+        Code::kUnsupported,
+        "%s contains only layers that draft tokens for another model (key %s); open the file of that "
+        "model",
+        gguf.name().c_str(), in_quotes(key).c_str());
+  sizes.draft_layers = static_cast<uint32_t>(drafts);
+  sizes.layers.resize(blocks - sizes.draft_layers);
+  return {};
+}
+
+Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSource& tensors, Model& model) {
   const std::string prefix = std::string(family.name) + ".";
   Sizes sizes;
-  uint32_t layers = 0;
   const auto count = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback, uint32_t& to) {
     return read_count(gguf, prefix + key, max, fallback, to);
   };
   THIMBLE_TRY(count("context_length", kMaxPositions, std::nullopt, model.info.context_length));
-  THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, layers));
+  THIMBLE_TRY(load_layer_count(gguf, family, tensors, sizes));
   THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, sizes.d_model));
-  sizes.layers.resize(layers);
+  const uint32_t layers = static_cast<uint32_t>(sizes.layers.size());
   // Reads a number of each layer. `most`, if given, is its bound and the value that the file may leave out.
   const auto by_layer = [&](const char* key, uint64_t max, uint32_t LayerSizes::*most,
                             uint32_t LayerSizes::*to, bool may_be_0 = false) -> Status {
     for (uint32_t i = 0; i < layers; ++i) {
       LayerSizes& layer = sizes.layers[i];
       const std::optional<uint64_t> bound = most ? std::optional<uint64_t>(layer.*most) : std::nullopt;
-      THIMBLE_TRY(read_count_of_layer(gguf, prefix + key, i, layers, bound.value_or(max), bound, may_be_0,
-                                      layer.*to));
+      THIMBLE_TRY(read_count_of_layer(gguf, prefix + key, i, sizes.blocks(), bound.value_or(max), bound,
+                                      may_be_0, layer.*to));
     }
     return {};
   };
@@ -399,7 +424,7 @@ Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Mod
 
 // Sets the windows of layers: of every layer except each `sliding_window_pattern`-th one. If the pattern is
 // 0, every layer has a window.
-Status load_windows(const Gguf& gguf, const Family& family, Model& model) {
+Status load_windows(const Gguf& gguf, const Family& family, const Sizes& sizes, Model& model) {
   const std::string prefix = std::string(family.name) + ".", key = prefix + "attention.sliding_window",
                     pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
@@ -410,7 +435,7 @@ Status load_windows(const Gguf& gguf, const Family& family, Model& model) {
   // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
   const GgufValue* given = gguf.find(pattern);
   if (given && given->is_array && family.period) {
-    THIMBLE_TRY(check_by_layer(gguf, pattern, model.shape.layers));
+    THIMBLE_TRY(check_by_layer(gguf, pattern, sizes.blocks()));
   } else {
     THIMBLE_LET(number, with_default(get_number(gguf, pattern), 1));
     if (number == 0)
@@ -459,7 +484,10 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(family, find_family(gguf));
   THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, family));
   const std::string prefix = family.name;
-  THIMBLE_LET(sizes, load_sizes(gguf, family, model));
+  TensorSource tensors(gguf);
+  THIMBLE_LET(sizes, load_sizes(gguf, family, tensors, model));
+  for (uint32_t i = 0; i < sizes.draft_layers; ++i)
+    tensors.skip("blk." + std::to_string(sizes.layers.size() + i) + ".");
   model.shape = largest(sizes);
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
@@ -475,7 +503,6 @@ Status load_weights(const Gguf& gguf, Model& model) {
   model.norm_epsilon = static_cast<float>(epsilon);
   model.act = family.act;
 
-  TensorSource tensors(gguf);
   model.rope.pairing = family.pairing;
   THIMBLE_TRY(load_rope(gguf, prefix, family.rope, tensors, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
@@ -505,7 +532,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     }
     model.layers.push_back(std::move(layer));
   }
-  if (windowed) THIMBLE_TRY(load_windows(gguf, family, model));
+  if (windowed) THIMBLE_TRY(load_windows(gguf, family, sizes, model));
   return tensors.all_taken();
 }
 

@@ -100,6 +100,11 @@ Result<Tensor> TensorSource::vector_if_any(const std::string& name, uint64_t col
   return has(name) ? vector(name, cols) : Tensor();
 }
 
+void TensorSource::skip(const std::string& begin) {
+  for (size_t i = 0; i < taken_.size(); ++i)
+    if (gguf_.tensors()[i].name.starts_with(begin)) taken_[i] = true;
+}
+
 Status TensorSource::all_taken() const {
   const auto left = std::find(taken_.begin(), taken_.end(), false);
   if (left == taken_.end()) return gguf_.layout();

@@ -52,7 +52,9 @@ class TensorSource {
   Result<Tensor> vector(const std::string& name, uint64_t cols);
   // Like vector(), but without an error if the file has no such tensor.
   Result<Tensor> vector_if_any(const std::string& name, uint64_t cols);
-  // Checks that every tensor was taken. A tensor that was not taken might change the result: Unsupported,
+  // Passes over the tensors whose names begin with this.
+  void skip(const std::string& begin);
+  // Checks that every tensor was taken or skipped. Any other tensor might change the result: Unsupported,
   // with its name. Format: the data of the tensors are not contiguous.
   Status all_taken() const;
 

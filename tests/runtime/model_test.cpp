@@ -375,6 +375,36 @@ TEST(Model, AcceptsAnArrayOfEqualValuesForEachLayer) {
                  "'llama.block_count' is an array");
 }
 
+// The last of three layers only drafts tokens. Its tensors may be in the file or not.
+TEST(Model, SkipsLayersThatDraftTokens) {
+  GgufWriter trunk = tiny_model("llama");
+  trunk.set("llama.block_count", 3u).set("llama.nextn_predict_layers", 1u);
+  trunk.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 1, 2});
+  GgufWriter whole = trunk;
+  whole.tensor("blk.2.attn_norm.weight", {8}, std::vector<float>(8));
+  whole.tensor("blk.2.nextn.eh_proj.weight", {16, 8}, std::vector<float>(128));
+  whole.tensor("blk.2.eh_proj", {16, 8}, std::vector<float>(128));  // as early files name it
+  for (const GgufWriter* w : {&trunk, &whole}) {
+    const Lent m(*w);
+    ASSERT_TRUE(m.ok()) << m.status().message();
+    EXPECT_EQ(m->shape.layers, 2u);
+    EXPECT_EQ(m->layers.size(), 2u);
+    EXPECT_EQ(m->shape.kv_heads, 1u);
+    EXPECT_EQ(m->fingerprint(), Lent(tiny_model("llama"))->fingerprint());
+  }
+  expect_refused(GgufWriter(whole).set("llama.nextn_predict_layers", 0u), Code::kFormat,
+                 "lacks the tensor 'blk.2.ffn_norm.weight'");
+  expect_refused(GgufWriter(whole).tensor("blk.3.attn_norm.weight", {8}, std::vector<float>(8)),
+                 Code::kUnsupported, "tensor 'blk.3.attn_norm.weight' has no place");
+  expect_refused(GgufWriter(trunk).set("llama.nextn_predict_layers", 3u), Code::kFormat,
+                 "key 'llama.nextn_predict_layers' is 3, which leaves none of 3 layers");
+  GgufWriter drafts = whole;
+  std::erase_if(drafts.tensors,
+                [](const auto& t) { return t.name.starts_with("blk.0.") || t.name.starts_with("blk.1."); });
+  expect_refused(drafts, Code::kUnsupported,
+                 "m.gguf contains only layers that draft tokens for another model");
+}
+
 TEST(Model, RefusesLayersOfWhichNoneHasAttention) {
   GgufWriter w = tiny_model("llama");
   w.set("general.architecture", std::string("lfm2"));
