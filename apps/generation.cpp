@@ -107,6 +107,7 @@ Json memory_json(const thimble_memory& m) {
   return {{"weights", m.weights},
           {"shared", m.shared},
           {"pool", m.pool_bytes},
+          {"states", m.states},
           {"view", m.view},
           {"workspace", m.workspace},
           {"io", m.io},
@@ -135,6 +136,7 @@ std::string memory_table(const thimble_memory& m) {
   row("weights", m.weights, m.weights ? "on the device" : "read from the mapped file");
   if (m.shared) row("  of it shared", m.shared, "placed by other sessions, not counted again");
   row("pool", m.pool_bytes, "keys, values, positions, scores");
+  if (m.states) row("  of it states", m.states, "of recurrent layers, whatever the length of the text");
   row("view", m.view, "one layer as prefill attention reads it");
   row("workspace", m.workspace, "activations and scratch");
   row("io", m.io, "tokens, logits, sampler");

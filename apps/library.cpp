@@ -157,6 +157,12 @@ thimble_memory plan(const Model& model, const thimble_session_options& options) 
   return memory;
 }
 
+std::vector<uint32_t> kv_heads(const Model& model) {
+  return two_calls<std::vector<uint32_t>>(1024, [&](auto& heads, uint64_t* count, auto* error) {
+    return thimble_model_kv_heads(model.get(), heads.data(), heads.size(), count, error);
+  });
+}
+
 std::vector<uint32_t> plan_heads(const Model& model, const thimble_session_options& options) {
   return two_calls<std::vector<uint32_t>>(1024, [&](auto& keeps, uint64_t* count, auto* error) {
     return thimble_session_plan_heads(model.get(), &options, keeps.data(), keeps.size(), count, error);
@@ -304,11 +310,10 @@ std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_he
 }
 
 std::vector<std::vector<int32_t>> kept_by_head(const Model& model, const Session& session) {
-  const thimble_model_info info = model_info(model);
+  const std::vector<uint32_t> in_layer = kv_heads(model);
   std::vector<std::vector<int32_t>> heads;
-  for (uint32_t layer = 0; layer < info.layers; ++layer) {
-    for (uint32_t head = 0; head < info.kv_heads; ++head) heads.push_back(kept(session, layer, head));
-  }
+  for (uint32_t layer = 0; layer < in_layer.size(); ++layer)
+    for (uint32_t head = 0; head < in_layer[layer]; ++head) heads.push_back(kept(session, layer, head));
   return heads;
 }
 

@@ -90,6 +90,8 @@ std::string tokenizer_problem(const Model& model);
 // For commands that read text: throws a Failure that says why there is no tokenizer, and what to do instead.
 void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);
+// The number of KV heads of each layer.
+std::vector<uint32_t> kv_heads(const Model& model);
 // The number of entries that each KV head keeps, layer by layer; 0 for layers with a window.
 std::vector<uint32_t> plan_heads(const Model& model, const thimble_session_options& options);
 thimble_memory memory(const Session& session);

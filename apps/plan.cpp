@@ -10,12 +10,13 @@ namespace app {
 
 namespace {
 
-// A row for each layer; null for layers with a window.
-Json by_layer(const std::vector<uint32_t>& keeps, uint32_t kv_heads) {
+// A row for each layer; null for heads with a window.
+Json by_layer(const std::vector<uint32_t>& keeps, const std::vector<uint32_t>& kv_heads) {
   Json rows = Json::array();
-  for (size_t i = 0; i < keeps.size(); ++i) {
-    if (i % kv_heads == 0) rows.push_back(Json::array());
-    rows.back().push_back(keeps[i] ? Json(keeps[i]) : Json());
+  auto keep = keeps.begin();
+  for (const uint32_t heads : kv_heads) {
+    Json& row = rows.emplace_back(Json::array());
+    for (uint32_t head = 0; head < heads; ++head, ++keep) row.push_back(*keep ? Json(*keep) : Json());
   }
   return rows;
 }
@@ -54,8 +55,9 @@ int plan_command(const Settings& s, uint64_t tokens) {
                 {"budget_bytes", memory.budget},
                 {"pool", memory.pool},
                 {"capacity", memory.capacity},
-                {"keeps", by_layer(keeps, info.kv_heads)},
+                {"keeps", by_layer(keeps, kv_heads(model))},
                 {"chunk", memory.chunk},
+                {"state_slots", memory.state_slots},
                 {"largest_position", bounded ? Json(memory.largest_position) : Json()},
                 {"trained_positions", info.context_length},
                 {"dense",
@@ -74,6 +76,10 @@ int plan_command(const Settings& s, uint64_t tokens) {
   if (options.budget_bytes)
     std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
   print_unequal(keeps);
+  if (memory.states)
+    std::printf("states    %s a slot in %s slots, of which %s can hold a position to rewind to\n",
+                format_size(memory.states / memory.state_slots).c_str(),
+                format_count(memory.state_slots).c_str(), format_count(memory.state_slots - 2).c_str());
   std::printf("position  %s%s; the model was trained for %s%s\n", bounded ? "" : "grows with the text, to ",
               format_count(largest_position).c_str(), format_count(info.context_length).c_str(),
               largest_position > info.context_length ? ", so answers may be nonsense" : "");

@@ -190,6 +190,19 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
   });
 }
 
+thimble_status thimble_model_kv_heads(const thimble_model* model, uint32_t* kv_heads, uint64_t capacity,
+                                      uint64_t* count, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need_buffer(kv_heads, capacity, count, "kv_heads"));
+    const std::vector<Layer>& layers = model->model->layers;
+    THIMBLE_TRY(need_room(layers.size(), capacity, count));
+    std::fill_n(kv_heads, layers.size(), 0);
+    for (const uint32_t layer : model->model->layer_of_run) ++kv_heads[layer];
+    return {};
+  });
+}
+
 thimble_status thimble_model_metadata_count(const thimble_model* model, uint64_t* count, thimble_error* out) {
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(model, "model"));

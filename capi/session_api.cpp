@@ -71,6 +71,8 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.weights = plan.weights;
   m.shared = plan.shared;
   m.pool_bytes = plan.pool;
+  m.states = plan.states;
+  m.state_slots = plan.dimensions.state_slots;
   m.view = plan.view;
   m.workspace = plan.workspace;
   m.io = plan.io;

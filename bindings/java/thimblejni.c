@@ -66,7 +66,8 @@ static const Row kMemory[] = {I(pool),          I(capacity),
                               J(allocated),     J(dense_bytes_per_token),
                               J(mapped),        J(mapped_resident),
                               J(host_tables),   I(largest_position),
-                              I(selection_pays)};
+                              I(selection_pays), J(states),
+                              J(state_slots)};
 #undef STRUCT
 
 #define STRUCT thimble_stats

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 8; // THIMBLE_ABI that this file was written for; a library with a larger number works too
+const ABI = 9; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -60,7 +60,8 @@ export const structs = {
   thimble_memory: koffi.struct('thimble_memory',
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),
-      ...fields('uint32_t', 'largest_position selection_pays') }),
+      ...fields('uint32_t', 'largest_position selection_pays'),
+      ...fields('uint64_t', 'states state_slots') }),
   thimble_sampler_options: koffi.struct('thimble_sampler_options',
     { struct_size: 'uint32_t', temperature: 'float', top_k: 'uint32_t', ...fields('float', 'top_p min_p repeat_penalty'),
       ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t' }),

@@ -102,6 +102,8 @@ export interface Memory {
   hostTables: number;
   largestPosition: number;
   selectionPays: number;
+  states: number;
+  stateSlots: number;
 }
 
 /** thimble_stats. */

@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 8
+#define THIMBLE_ABI 9
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -215,6 +215,11 @@ typedef struct thimble_model_info {
 /* Fill in what is known about a model. Set info->struct_size first. */
 THIMBLE_API thimble_status thimble_model_get_info(const thimble_model* model, thimble_model_info* info,
                                                   thimble_error* error);
+
+/* The KV heads of each layer, which may differ: one number for each layer. 0: the layer has no keys and values of its
+ * own, for example because it is recurrent. thimble_model_info.kv_heads is the largest. Two-call. */
+THIMBLE_API thimble_status thimble_model_kv_heads(const thimble_model* model, uint32_t* kv_heads, uint64_t capacity,
+                                                  uint64_t* count, thimble_error* error);
 
 /* Metadata of the file, for people. thimble_model_metadata_get returns entry `index` as a key and a printed value;
  * long arrays are shortened. Two-call, once for the key and once for the value. */
@@ -593,7 +598,7 @@ typedef struct thimble_memory {
   uint64_t budget;     /* the limit; 0: none */
   uint64_t weights;    /* weights placed on the device; 0 if they are read from the mapping */
   uint64_t shared;     /* the part of `weights` that other sessions already placed; not counted again */
-  uint64_t pool_bytes; /* keys, values, positions, scores */
+  uint64_t pool_bytes; /* keys, values, positions, scores; states of recurrent layers */
   uint64_t view;       /* keys and values of one layer, gathered for prefill attention */
   uint64_t workspace;  /* activations and scratch */
   uint64_t io;         /* tokens, logits, sampler */
@@ -609,6 +614,8 @@ typedef struct thimble_memory {
   uint64_t host_tables;     /* vocabulary and tensor tables of the model */
   uint32_t largest_position; /* the largest rotary position that reading uses; UINT32_MAX: grows with the text */
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
+  uint64_t states;      /* the part of pool_bytes for states of recurrent layers; 0: the model has none */
+  uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.
@@ -618,7 +625,7 @@ THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, cons
                                                 thimble_memory* memory, thimble_error* error);
 
 /* How many entries each KV head keeps in such a session: one number for each head of the first layer, then of the
- * second, and so on. The numbers differ if the file of heads divides the pools; they then hold for a text that is
+ * second, and so on; thimble_model_kv_heads tells how many a layer has. The numbers differ if the file of heads divides the pools; they then hold for a text that is
  * long enough for all shares. 0 for heads of a layer with a window. Two-call. */
 THIMBLE_API thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
                                                       uint32_t* keeps, uint64_t capacity, uint64_t* count,

@@ -103,6 +103,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   weigh(model);
   if (o.retainer) weigh(*o.retainer);
   plan.pool = round_up(pool.size(), device.granularity);
+  for (const StateArray& layer : layout.states) plan.states += layer.slots * layer.slot_stride;
   plan.view = layout.view_k.values.bytes + layout.view_v.values.bytes;
   plan.workspace = round_up(workspace.size(), device.granularity) - plan.view;
   plan.io = io.size() + host_bytes(model, plan);

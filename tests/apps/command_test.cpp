@@ -20,6 +20,7 @@
 
 #include "tests/support/data.h"
 #include "tests/support/model_of_bytes.h"
+#include "tests/support/synthetic_model.h"
 #include "tests/support/tiny_model.h"
 
 namespace thimble {
@@ -460,6 +461,22 @@ TEST(Plan, ShowsHowThePoolsAreDivided) {
   const Json half =
       Json::parse(thimble("plan --json --retention window --pool 200 -m " + windowed.path()).out);
   EXPECT_EQ(half.at("keeps"), Json::parse("[[null], [200]]"));
+}
+
+// Three of five layers are convolutions of 256 channels over 3 tokens, and have no heads.
+TEST(Plan, ShowsTheStatesOfRecurrentLayers) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const test::SyntheticFile model("tiny-lfm2 f16 FILE --seed 1", "plan_states");
+  const std::string command = "plan --retention window --pool 200 -m " + model.path();
+  const Json plan = Json::parse(thimble(command + " --json").out);
+  EXPECT_EQ(plan.at("keeps"), Json::parse("[[], [], [200, 200], [], [200, 200]]"));
+  EXPECT_EQ(plan.at("state_slots"), 18);
+  EXPECT_EQ(plan.at("memory").at("states"), 18 * 3 * 2 * 256 * sizeof(float));
+  const std::string table = thimble(command).out;
+  EXPECT_NE(table.find("  of it states "), table.npos) << table;
+  EXPECT_NE(table.find("states    6.0 KiB a slot in 18 slots, of which 16 can hold a position to rewind to"),
+            table.npos)
+      << table;
 }
 
 TEST(Plan, SaysWhatDenseAttentionWouldNeed) {

@@ -536,6 +536,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
        [&](auto* e) { return thimble_chat_text(m, "chatml", &no_content, 1, 0, nullptr, 0, &u64, e); }},
       {"plan", [&](auto* e) { return thimble_session_plan(nullptr, nullptr, nullptr, e); }},
       {"plan out", [&](auto* e) { return thimble_session_plan(m, nullptr, nullptr, e); }},
+      {"kv_heads", [&](auto* e) { return thimble_model_kv_heads(nullptr, nullptr, 0, &u64, e); }},
+      {"kv_heads count", [&](auto* e) { return thimble_model_kv_heads(m, nullptr, 0, nullptr, e); }},
       {"plan_heads",
        [&](auto* e) { return thimble_session_plan_heads(nullptr, nullptr, nullptr, 0, &u64, e); }},
       {"plan_heads count",

@@ -132,7 +132,7 @@ OFFSET(thimble_session_options, rebuild, 140);
 OFFSET(thimble_session_options, rebuild_every, 144);
 OFFSET(thimble_session_options, reserved, 148);
 
-static_assert(sizeof(thimble_memory) == 136);
+static_assert(sizeof(thimble_memory) == 152);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -153,6 +153,8 @@ OFFSET(thimble_memory, mapped_resident, 112);
 OFFSET(thimble_memory, host_tables, 120);
 OFFSET(thimble_memory, largest_position, 128);
 OFFSET(thimble_memory, selection_pays, 132);
+OFFSET(thimble_memory, states, 136);
+OFFSET(thimble_memory, state_slots, 144);
 
 static_assert(sizeof(thimble_sampler_options) == 40);
 OFFSET(thimble_sampler_options, struct_size, 0);

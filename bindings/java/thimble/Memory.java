@@ -21,6 +21,8 @@ public final class Memory {
   public long hostTables;
   public int largestPosition;
   public int selectionPays;
+  public long states;
+  public long stateSlots;
 
   Memory() {}
 }

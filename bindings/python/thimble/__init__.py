@@ -102,6 +102,8 @@ class Memory:
     host_tables: int
     largest_position: int
     selection_pays: int
+    states: int
+    state_slots: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 8  # THIMBLE_ABI that this file was written for; a library with a larger number works too
+ABI = 9  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -82,7 +82,7 @@ class thimble_memory(ctypes.Structure):
                 ("view", c_uint64), ("workspace", c_uint64), ("io", c_uint64), ("fixed", c_uint64), ("total", c_uint64),
                 ("allocated", c_uint64), ("dense_bytes_per_token", c_uint64), ("mapped", c_uint64),
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
-                ("selection_pays", c_uint32)]
+                ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64)]
 
 
 class thimble_sampler_options(ctypes.Structure):
