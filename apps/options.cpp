@@ -81,7 +81,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
            const auto bytes = parse_size(text);
            if (!bytes) {
              throw CLI::ValidationError("--mem-budget",
-                                        "'" + text + "' is no size; write 64MiB, 1.5GiB or 8GB");
+                                        "'" + text + "' is not a size; write 64MiB, 1.5GiB or 8GB");
            }
            o.budget_bytes = *bytes;
          },
@@ -372,7 +372,7 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
       name = utf8_path(path.filename());
       return open_heads(model, utf8_path(path));
     } catch (const Failure& failure) {
-      std::fprintf(stderr, "thimble: warning: %s is passed over: %s\n", visible(name).c_str(),
+      std::fprintf(stderr, "thimble: warning: %s is ignored: %s\n", visible(name).c_str(),
                    failure.what());
     }
   }

@@ -20,7 +20,7 @@ namespace thimble {
   X(OutOfMemory, OUT_OF_MEMORY, 31, "the system or the device is out of memory")         \
   X(ContextFull, CONTEXT_FULL, 40, "context_length_exceeded")                            \
   X(CannotRewind, CANNOT_REWIND, 41, "entries after that position were already evicted") \
-  X(Interrupted, INTERRUPTED, 50, "interrupted; the next call goes on from there")       \
+  X(Interrupted, INTERRUPTED, 50, "interrupted; the next call continues from there")       \
   X(Busy, BUSY, 51, "another thread is using this session")                              \
   X(DeviceLost, DEVICE_LOST, 60, "the device was lost")                                  \
   X(NotFinite, NOT_FINITE, 61, "the model gave NaN or infinite logits")                  \

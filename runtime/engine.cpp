@@ -202,7 +202,7 @@ Status Engine::run() {
   Command& c = command_;
   while (c.next < c.step.last) {
     if (interrupted_.exchange(false, std::memory_order_relaxed))
-      return error(Code::kInterrupted, "interrupted; repeat the call to go on");
+      return error(Code::kInterrupted, "interrupted; repeat the call to continue");
     THIMBLE_TRY(check_files());
     THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));
     THIMBLE_TRY(stream_->wait());

@@ -269,7 +269,7 @@ Result<std::span<const float>> Session::logits() const {
 Status Session::check_logits() const {
   if (!state_.has_logits)
     return error(Code::kInvalidArgument,
-                 "there are no logits to go on from: feed at least one token and flush first");
+                 "there are no logits to continue from: feed at least one token and flush first");
   return check_finite(state_.arg_max >= 0);
 }
 
@@ -277,8 +277,7 @@ Status Session::check_finite(bool finite) const {
   if (finite) return {};
   return error(Code::kNotFinite,
                "the model gave logits that are NaN or infinite before position %llu: its file is damaged, or "
-               "its numbers "
-               "overflow on this device; rewind to go on from an earlier position, or try another file",
+               "its numbers overflow on this device; rewind to an earlier position, or try another file",
                static_cast<unsigned long long>(state_.read));
 }
 

@@ -205,7 +205,7 @@ Result<std::vector<int32_t>> Vocabulary::get_ids(const Gguf& file, const char* k
 
 void Vocabulary::pass_over(const Gguf& file, const char* key, const std::string& id) {
   warnings_.push_back(error(Code::kFormat,
-                            "%s: %s is %s, but the vocabulary has %u tokens; the id is passed over",
+                            "%s: %s is %s, but the vocabulary has %u tokens; the id is ignored",
                             file.name().c_str(), key, id.c_str(), size())
                           .message());
 }

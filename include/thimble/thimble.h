@@ -91,7 +91,7 @@ enum {
   THIMBLE_OUT_OF_MEMORY = 31,    /* the system or the device has no more memory */
   THIMBLE_CONTEXT_FULL = 40,     /* the pool is full and nothing may be evicted (context_length_exceeded) */
   THIMBLE_CANNOT_REWIND = 41,    /* entries after that position were evicted; nothing changed */
-  THIMBLE_INTERRUPTED = 50,      /* thimble_session_interrupt was called; repeat the call to go on */
+  THIMBLE_INTERRUPTED = 50,      /* thimble_session_interrupt was called; repeat the call to continue */
   THIMBLE_BUSY = 51,             /* another call on this session is running; nothing changed */
   THIMBLE_DEVICE_LOST = 60,      /* the device stopped working; free the session and create a new one */
   THIMBLE_NOT_FINITE = 61,       /* the logits were NaN or infinite; rewind to continue from an earlier position */

@@ -107,7 +107,7 @@ Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
       model.warnings.push_back(
           error(Code::kUnsupported,
                 "%s: key '%sattn_logit_softcapping' is %g, which models of this architecture do not have; it "
-                "is passed over",
+                "is ignored",
                 gguf.name().c_str(), prefix.c_str(), double(attention_cap))
               .message());
     else

@@ -198,7 +198,7 @@ Result<Value> sort(Call& c) {
 }
 
 Result<Value> dictsort(Call& c) {
-  if (!is<Dict*>(c.self)) return bad(std::string(kind_name(c.self)) + " is no dict that could be sorted");
+  if (!is<Dict*>(c.self)) return bad(std::string(kind_name(c.self)) + " is not a dict, so it cannot be sorted");
   THIMBLE_LET(all, items(c));
   const std::string* by = as_text(c.arguments[1]);
   THIMBLE_LET(pairs, elements(c.heap, all));

@@ -744,7 +744,7 @@ TEST(Session, RefusesToGoOnFromLogitsThatAreNotFinite) {
       EXPECT_EQ(stats(session).position, 20u);
       EXPECT_OK(thimble_session_rewind(session.get(), 5, &e), e);
       EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_INVALID_ARGUMENT)
-          << "there are no logits to go on from";
+          << "there are no logits to continue from";
     }
   }
 }
