@@ -153,7 +153,8 @@ struct Embed {
   Out x;         // [rows][cols]
   EmbedParams p;
 };
-// y = x / sqrt(mean(x^2) + eps) * weight, or y += that, for each vector of `cols`; y may be x.
+// y = x / sqrt(mean(x^2) + eps) * weight, or y += that, for each vector of `cols`; y may be x. In x, other
+// numbers may be between the vectors.
 struct RmsNorm {
   In x, weight;  // weight: f32 [cols]
   Out y;
@@ -216,18 +217,45 @@ struct Activation {
   Out x;  // [rows][cols]
   ActivationParams p;
 };
-// A causal convolution of each channel between two gates, over the step's rows and the rows before them:
+// A causal convolution of each channel, over the step's rows and the rows before them:
 //   u_t = x_t * times_t
-//   y_t = gate_t * sum over j < taps of w[j] * u_(t - taps + 1 + j),
+//   y_t = gate_t * act(bias + sum over j < taps of w[j] * u_(t - taps + 1 + j)),
 // where x, times and gate are columns of x. w[0] meets the oldest row. The state is the tail: the last taps -
 // 1 rows of u, oldest first. From kNoState they are zeros. The tail after the step consists of rows of the
 // tail before it if the step has fewer rows.
 struct ShortConv {
   In x;             // [rows][x_stride]
   In w;             // f32 [channels][taps]
+  In bias;          // f32 [channels], or empty
   StateArray tail;  // f32 [taps - 1][channels]
-  Out y;            // [rows][y_stride]
+  Out y;            // [rows][y_stride]; not x
   ShortConvParams p;
+};
+// The gated delta rule. For each value head, with q, k and v of the row, q and k divided by sqrt(sum of
+// squares + eps), beta' = sigmoid(beta), and gamma = a softplus(alpha + dt) (softplus(x) is x above 20):
+//   M = e^gamma M;  delta = beta' (v - M^T k);  M = M + k delta^T;  y = M^T q / sqrt(width)
+// A step without rows copies the state. A key of zeros leaves M only decayed. NaN stays in its head.
+struct DeltaNet {
+  In qkv;        // [rows][qkv_stride]; q and k: [key_heads][width], v: [value_heads][width]
+  In gates;      // [rows][gates_stride]; alpha and beta: [value_heads]
+  In a, dt;      // f32 [value_heads]
+  StateArray m;  // f32 [value_heads][width of keys][width of values]; from kNoState: zeros
+  Out y;         // [rows][y_stride]; [value_heads][width]
+  DeltaNetParams p;
+};
+// y = norm(x) act(z), norm(x act(z)), or x act(z), for each vector of `cols`, where norm is that of rms_norm;
+// y may be x.
+struct GatedNorm {
+  In x, z;    // [rows][row_stride], [rows][z_stride]
+  In weight;  // f32 [cols] or [groups][cols]; empty: ones
+  Out y;      // [rows][row_stride]
+  GatedNormParams p;
+};
+// x = x * sigmoid(g)
+struct Gate {
+  In g;   // [rows][g_stride]
+  Out x;  // [rows][x_stride]
+  GateParams p;
 };
 // Appends k and v rows as f16, and their positions. Values beyond f16's range become its largest number.
 struct KvAppend {
@@ -475,6 +503,9 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(ExpertLinear, expert_linear, kOnAll) \
   OP(Activation, activation, kOnAll)      \
   OP(ShortConv, short_conv, kOnAll)       \
+  OP(DeltaNet, delta_net, kOnCpu)         \
+  OP(GatedNorm, gated_norm, kOnCpu)       \
+  OP(Gate, gate, kOnCpu)                  \
   OP(KvAppend, kv_append, kOnAll)         \
   OP(SinkScore, sink_score, kOnAll)       \
   OP(CisStore, cis_store, kOnAll)         \

@@ -22,10 +22,12 @@ class Checker {
   }
 
   void operator()(const RmsNorm& o) {
-    const uint64_t bytes = strided(rows(o.p.rows), o.p.row_stride, uint64_t(o.p.groups) * o.p.cols);
-    need("x", o.x, bytes);
-    need("weight", o.weight, o.p.cols * kWord);
-    need("y", o.y, bytes);
+    const RmsNormParams& p = o.p;
+    const uint64_t cols = uint64_t(p.groups) * p.cols, last_group = std::max(p.groups, 1u) - 1;
+    const uint64_t x_cols = p.x_group_stride ? last_group * p.x_group_stride + p.cols : cols;
+    need("x", o.x, strided(rows(p.rows), p.x_row_stride ? p.x_row_stride : p.row_stride, x_cols));
+    need("weight", o.weight, p.cols * kWord);
+    need("y", o.y, strided(rows(p.rows), p.row_stride, cols));
   }
 
   void operator()(const Linear& o) {
@@ -95,11 +97,52 @@ class Checker {
   void operator()(const ShortConv& o) {
     const ShortConvParams& p = o.p;
     if (p.taps < 2 || p.taps > kMostTaps) refuse("was recorded with a number of taps that it lacks");
-    const uint64_t columns = uint64_t(std::max({p.x_column, p.times_column, p.gate_column})) + p.channels;
+    if (p.act != kActNone && p.act != kActSilu) refuse("was recorded with an activation that it lacks");
+    uint64_t columns = 0;
+    for (const uint32_t column : {p.x_column, p.times_column, p.gate_column})
+      if (column != kNoColumn) columns = std::max(columns, uint64_t(column) + p.channels);
     need("x", o.x, strided(rows(), p.x_stride, columns));
     need("w", o.w, uint64_t(p.channels) * p.taps * kWord);
+    if (o.bias) need("bias", o.bias, p.channels * kWord);
     state("tail", o.tail, uint64_t(p.taps - 1) * p.channels * kWord);
     need("y", o.y, strided(rows(), p.y_stride, p.channels));
+  }
+
+  void operator()(const DeltaNet& o) {
+    const DeltaNetParams& p = o.p;
+    if (p.key_heads == 0 || p.value_heads % p.key_heads != 0)
+      refuse("was recorded with key heads that do not divide its value heads");
+    if (p.width == 0 || p.width % 32 != 0 || p.width > kMostDeltaWidth)
+      refuse("was recorded with a width that it lacks");
+    const uint64_t keys = uint64_t(p.key_heads) * p.width, values = uint64_t(p.value_heads) * p.width;
+    const uint64_t columns = std::max({p.q_column + keys, p.k_column + keys, p.v_column + values});
+    need("qkv", o.qkv, strided(rows(), p.qkv_stride, columns));
+    need("gates", o.gates,
+         strided(rows(), p.gates_stride, uint64_t(std::max(p.alpha_column, p.beta_column)) + p.value_heads));
+    need("a", o.a, p.value_heads * kWord);
+    need("dt", o.dt, p.value_heads * kWord);
+    state("m", o.m, values * p.width * kWord);
+    need("y", o.y, strided(rows(), p.y_stride, values));
+  }
+
+  void operator()(const GatedNorm& o) {
+    const GatedNormParams& p = o.p;
+    const uint64_t cols = uint64_t(p.groups) * p.cols;
+    if (p.order > kGateOnly) refuse("was recorded with an order that it lacks");
+    if (p.act != kActSilu && p.act != kActSigmoid) refuse("was recorded with an activation that it lacks");
+    if (p.order == kGateOnly && o.weight) refuse("was recorded with the weight of a norm that it lacks");
+    need("x", o.x, strided(rows(), p.row_stride, cols));
+    need("z", o.z, strided(rows(), p.z_stride, p.z_column + cols));
+    if (o.weight) need("weight", o.weight, (p.weight_per_group ? cols : p.cols) * kWord);
+    need("y", o.y, strided(rows(), p.row_stride, cols));
+  }
+
+  void operator()(const Gate& o) {
+    const GateParams& p = o.p;
+    if (p.g_cols != 1 && p.g_cols != p.cols) refuse("was recorded with gates for some channels alone");
+    const uint64_t last_group = uint64_t(std::max(p.groups, 1u) - 1) * p.g_group_stride;
+    need("g", o.g, strided(rows(), p.g_stride, p.g_column + last_group + p.g_cols));
+    need("x", o.x, strided(rows(), p.x_stride, uint64_t(p.groups) * p.cols));
   }
 
   void operator()(const KvAppend& o) {

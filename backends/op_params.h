@@ -66,6 +66,8 @@ struct HeadState {
 #define kActGeluErf 2u  // erf form; not supported by glu
 #define kActClamped \
   3u  // gpt-oss: a = min(g, 7), a sigmoid(1.702 a) (clamp(u, -7, 7) + 1); of expert_glu alone
+#define kActSigmoid 4u  // of gated_norm alone
+#define kActNone 5u     // act(x) = x; of short_conv alone
 
 #define kVoteLayer 0u  // one set of positions for the layer (methods 6.1 b)
 #define kVoteGroup 1u  // each KV head votes within its group (6.1 a)
@@ -107,10 +109,12 @@ struct RmsNormParams {
   uint cols;
   // Vectors of `cols` in a row, one after the other: 1, or the number of heads for the per-head q and k norm.
   uint groups;
-  uint row_stride;  // elements between rows, in x and in y
+  uint row_stride;  // elements between rows, in x (see x_row_stride) and in y
   float eps;
   uint rows;  // kStepRows, kLogitRows
   uint add;   // 1: y += the normed x; 0: y = the normed x
+  // Elements of x between rows and between vectors, if they are not those of y; or 0.
+  uint x_row_stride, x_group_stride;
 };
 
 struct ScaleParams {
@@ -170,12 +174,60 @@ struct ActivationParams {
 // The largest number of taps of short_conv.
 #define kMostTaps 8u
 
+// As a column: there is no such operand, so it is 1.
+#define kNoColumn 0xffffffffu
+
 struct ShortConvParams {
   uint channels;
   uint taps;  // rows that a row of the output depends on, including its own: 2 to kMostTaps
-  uint x_column, times_column, gate_column;  // columns of a row of x where each one's channels begin
-  uint x_stride;                             // elements between rows of x
-  uint y_stride;                             // elements between rows of y
+  // Columns of a row of x where each one's channels begin. `times` and `gate` may be kNoColumn.
+  uint x_column, times_column, gate_column;
+  uint x_stride;  // elements between rows of x
+  uint y_stride;  // elements between rows of y
+  uint act;       // kActNone, kActSilu
+};
+
+// The most channels of a key or value of delta_net.
+#define kMostDeltaWidth 128u
+
+struct DeltaNetParams {
+  uint key_heads, value_heads;  // a multiple of key_heads
+  uint width;                   // channels of a key and of a value: a multiple of 32, at most kMostDeltaWidth
+  uint q_column, k_column, v_column;  // columns of a row of qkv where head 0's channels begin
+  uint qkv_stride;                    // elements between rows of qkv
+  uint alpha_column, beta_column;     // columns of a row of gates where value head 0's number is
+  uint gates_stride;                  // elements between rows of gates
+  uint y_stride;                      // elements between rows of y
+  float eps;                          // of the norms of queries and keys
+  // The key head of value head j. 1: j % key_heads (qwen35). 0: j / (value_heads / key_heads) (qwen3next).
+  uint tiled;
+};
+
+// Which comes first in gated_norm.
+#define kNormThenGate 0u  // norm(x) act(z)
+#define kGateThenNorm 1u  // norm(x act(z))
+#define kGateOnly 2u      // x act(z)
+
+struct GatedNormParams {
+  uint cols;
+  uint groups;      // vectors of `cols` in a row, one after the other
+  uint row_stride;  // elements between rows, in x and in y
+  uint z_stride;    // elements between rows of z
+  uint z_column;    // column of a row of z where group 0 begins
+  float eps;
+  uint order;             // kNormThenGate, kGateThenNorm, kGateOnly
+  uint act;               // kActSilu, kActSigmoid
+  uint weight_per_group;  // 1: weight is [groups][cols]; 0: [cols], the same in each group
+};
+
+struct GateParams {
+  uint cols;
+  uint groups;          // vectors of `cols` in a row of x, one after the other
+  uint x_stride;        // elements between rows of x
+  uint g_stride;        // elements between rows of g
+  uint g_column;        // column of a row of g where group 0 begins
+  uint g_group_stride;  // elements between groups in g
+  uint g_cols;          // numbers of a group in g: cols, or 1 for all channels of a group
 };
 
 // The heads that an op works on. A backend with limited bindings calls the op for a few heads at a time.

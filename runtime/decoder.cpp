@@ -81,6 +81,7 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
   linear(l.recorder, l.input(), d, m.in, {}, at_.qkv, 3 * d, false);
   l.recorder.record(ShortConv{.x = at_.qkv,
                               .w = weights_.of(m.conv),
+                              .bias = {},
                               .tail = at_.states[l.layer],
                               .y = at_.attention,
                               .p = {.channels = d,
@@ -89,7 +90,8 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
                                     .times_column = 0,
                                     .gate_column = d,
                                     .x_stride = 3 * d,
-                                    .y_stride = d}});
+                                    .y_stride = d,
+                                    .act = kActNone}});
   add_branch(l.recorder, at_.attention, m.out, {}, l.model_layer().post_norm);
 }
 

@@ -631,18 +631,61 @@ void convolution_cases(Bench& b, std::vector<Case>& cases) {
                                    .times_column = 0,
                                    .gate_column = kChannels,
                                    .x_stride = 3 * kChannels,
-                                   .y_stride = kChannels};
+                                   .y_stride = kChannels,
+                                   .act = kActNone};
            return Work{.model = {.layers = 1, .d_model = kChannels},
                        .session = {.chunk = rows},
                        .max_rows = rows,
                        .step = {.n_rows = rows, .state_from = 0, .state_to = 1},
                        .op =
                            [=](Recorder& r, uint32_t) {
-                             r.record(ShortConv{x, w, state, y, p});
+                             r.record(ShortConv{x, w, {}, state, y, p});
                            },
                        .bytes = double(x.bytes + y.bytes + w.bytes + 2 * tail)};
          }});
   }
+}
+
+// The delta rule of qwen3.5: 16 key heads, and 16 (2B), 32 (4B, 9B, 35B-A3B) or 48 value heads (27B).
+void delta_cases(Bench& b, std::vector<Case>& cases) {
+  constexpr uint32_t kKeys = 16, kWidth = 128;
+  for (const uint32_t wanted : {1u, 2048u})
+    for (const uint32_t values : {16u, 32u, 48u}) {
+      const uint32_t rows = b.rows(wanted);
+      cases.push_back({"delta_net " + std::to_string(wanted) + (wanted == 1 ? " row, " : " rows, ") +
+                           std::to_string(values) + " heads",
+                       [rows, values](Operands& o) {
+                         const uint32_t columns = (2 * kKeys + values) * kWidth;
+                         const View qkv = o.floats(uint64_t(rows) * columns),
+                                    gates = o.floats(uint64_t(rows) * 2 * values),
+                                    a = o.floats(values, -2, -0.1f), dt = o.floats(values, -3, 1),
+                                    y = o.floats(uint64_t(rows) * values * kWidth);
+                         const uint64_t size = uint64_t(values) * kWidth * kWidth * sizeof(float);
+                         const StateArray m{o.bytes(2 * size).slice(0, size), size, 2};
+                         const DeltaNetParams p{.key_heads = kKeys,
+                                                .value_heads = values,
+                                                .width = kWidth,
+                                                .q_column = 0,
+                                                .k_column = kKeys * kWidth,
+                                                .v_column = 2 * kKeys * kWidth,
+                                                .qkv_stride = columns,
+                                                .alpha_column = 0,
+                                                .beta_column = values,
+                                                .gates_stride = 2 * values,
+                                                .y_stride = values * kWidth,
+                                                .eps = 1e-6f,
+                                                .tiled = 1};
+                         return Work{.model = {.layers = 1, .d_model = values * kWidth},
+                                     .session = {.chunk = rows},
+                                     .max_rows = rows,
+                                     .step = {.n_rows = rows, .state_from = 0, .state_to = 1},
+                                     .op =
+                                         [=](Recorder& r, uint32_t) {
+                                           r.record(DeltaNet{qkv, gates, a, dt, m, y, p});
+                                         },
+                                     .bytes = double(qkv.bytes + gates.bytes + y.bytes + 2 * size)};
+                       }});
+    }
 }
 
 void mixture_cases(Bench& b, std::vector<Case>& cases) {
@@ -1238,6 +1281,7 @@ int run(int count, char** words) {
   std::vector<Case> cases;
   dense_cases(bench, cases);
   convolution_cases(bench, cases);
+  delta_cases(bench, cases);
   mixture_cases(bench, cases);
   reading_cases(bench, cases);
   writing_cases(bench, cases);

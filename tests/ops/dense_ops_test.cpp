@@ -786,6 +786,42 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
       }
 }
 
+// The queries of qwen3.5 alternate with other numbers, and their norm puts them together.
+TEST_P(DenseOps, RmsNormTakesVectorsWithOthersBetween) {
+  constexpr uint32_t kRows = 5, kGroups = 3, kStride = 250;
+  Random random;
+  for (const uint32_t cols : {1u, 31u, 64u}) {
+    SCOPED_TRACE(cols);
+    clear();
+    const RmsNormParams p{.cols = cols,
+                          .groups = kGroups,
+                          .row_stride = kGroups * cols + 4,
+                          .eps = 1e-6f,
+                          .rows = kStepRows,
+                          .add = 0,
+                          .x_row_stride = kStride,
+                          .x_group_stride = cols + 7};
+    const std::vector<float> x = random.floats(size_t{kRows} * kStride), w = random.floats(cols);
+    const RmsNorm op{input(x), input(w), output<float>(size_t{kRows} * p.row_stride), p};
+    if (!device().supports(op)) return;
+    run({.n_rows = kRows}, kRows, [&](Recorder& r) { r.record(op); });
+    const std::vector<float> got = get<float>(op.y);
+    for (uint32_t row = 0; row < kRows; ++row) {
+      for (uint32_t group = 0; group < kGroups; ++group) {
+        const float* of = &x[row * kStride + group * p.x_group_stride];
+        double squares = 0;
+        for (uint32_t i = 0; i < cols; ++i) squares += double{of[i]} * double{of[i]};
+        for (uint32_t i = 0; i < cols; ++i) {  // tolerance: RmsNormScalesGroupsOfStridedRows
+          const double exact = double{of[i]} / std::sqrt(squares / cols + 1e-6) * double{w[i]};
+          ASSERT_NEAR(got[row * p.row_stride + group * cols + i], exact,
+                      std::fabs(exact) * (cols / 2.0 + 7) * 0x1p-24);
+        }
+      }
+      ASSERT_TRUE(is_poison(got, row * p.row_stride + kGroups * cols, 4));
+    }
+  }
+}
+
 TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
   Random random;
   for (uint32_t act : {kActSilu, kActGeluErf})

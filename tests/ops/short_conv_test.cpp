@@ -11,33 +11,43 @@ constexpr uint32_t kBehind = 5;  // floats of another state, which follows the t
 
 class ShortConvs : public OpTest {
  protected:
+  // What the op has beside x and w. As in lfm2, qwen35, and a mamba layer.
+  struct Kind {
+    bool times, gate, silu, bias;
+  };
+  static constexpr Kind kGated{true, true, false, false}, kSilu{false, false, true, false},
+      kBiased{false, false, true, true};
+
   // Inputs of u and the gate of a text, and the weights.
   struct Text {
     uint32_t rows, channels, taps;
-    std::vector<float> x, times, gate;  // [rows][channels]
-    std::vector<float> w;               // [channels][taps]
+    Kind kind;
+    std::vector<float> x, times, gate;  // [rows][channels]; ones if the op has no such operand
+    std::vector<float> w, bias;         // [channels][taps], [channels]
 
-    Text(uint32_t n, uint32_t channel_count, uint32_t tap_count, Random& random)
-        : rows(n), channels(channel_count), taps(tap_count) {
+    Text(uint32_t n, uint32_t channel_count, uint32_t tap_count, Random& random, Kind of = kGated)
+        : rows(n), channels(channel_count), taps(tap_count), kind(of) {
       const size_t size = size_t{n} * channels;
       x = random.floats(size, -2, 2);
-      times = random.floats(size, -2, 2);
-      gate = random.floats(size, -2, 2);
+      times = kind.times ? random.floats(size, -2, 2) : std::vector<float>(size, 1);
+      gate = kind.gate ? random.floats(size, -2, 2) : std::vector<float>(size, 1);
       w = random.floats(size_t{channels} * taps, -1, 1);
+      bias = kind.bias ? random.floats(channels, -1, 1) : std::vector<float>(channels);
     }
     // u as it is stored: the product rounded once, or zero before the text.
     float u(int row, uint32_t channel) const {
       const size_t i = size_t(std::max(row, 0)) * channels + channel;
       return row < 0 ? 0 : x[i] * times[i];
     }
-    // y, and its largest error. Every term is rounded in u, in w u, in each of at most `taps` sums, and in
-    // the product with the gate.
+    // y, and its largest error. Every term is rounded in u, in w u, in each of at most `taps` + 1 sums, and
+    // in the product with the gate. silu is nowhere steeper than 1.1; its exponential is off by 2^-22, and a
+    // sum and a quotient are rounded.
     struct Value {
       double y, error;
     };
     Value y(uint32_t row, uint32_t channel) const {
       const double g = double{gate[size_t{row} * channels + channel]};
-      double sum = 0, size = 0;
+      double sum = double{bias[channel]}, size = std::fabs(sum);
       for (uint32_t j = 0; j < taps; ++j) {
         const int from = static_cast<int>(row + j) - static_cast<int>(taps - 1);
         if (from < 0) continue;
@@ -45,7 +55,10 @@ class ShortConvs : public OpTest {
         const double term = double{w[size_t{channel} * taps + j]} * double{x[i]} * double{times[i]};
         sum += term, size += std::fabs(term);
       }
-      return {g * sum, std::fabs(g) * size * (taps + 3) * 0x1p-24};
+      const double error = size * (taps + 4) * 0x1p-24;
+      if (!kind.silu) return {g * sum, std::fabs(g) * error};
+      const double y = sum / (1 + std::exp(-sum));
+      return {g * y, std::fabs(g) * (1.1 * error + std::fabs(y) * 8 * 0x1p-24)};
     }
   };
 
@@ -68,17 +81,18 @@ class ShortConvs : public OpTest {
     const ShortConvParams p{.channels = c,
                             .taps = t.taps,
                             .x_column = c + 5,
-                            .times_column = 2 * c + 5,
-                            .gate_column = 3,
+                            .times_column = t.kind.times ? 2 * c + 5 : kNoColumn,
+                            .gate_column = t.kind.gate ? 3 : kNoColumn,
                             .x_stride = 3 * c + 6,
-                            .y_stride = c + 2};
+                            .y_stride = c + 2,
+                            .act = t.kind.silu ? kActSilu : kActNone};
     conv.x = inout(padded_rows(std::vector<float>(), size_t{max_rows} * p.x_stride));
     conv.slots = output<float>(slots * slot_floats(t));
     conv.y = output<float>(size_t{max_rows} * p.y_stride);
     const StateArray tail{.block0 = conv.slots.slice(0, (slot_floats(t) - kBehind) * sizeof(float)),
                           .slot_stride = slot_floats(t) * sizeof(float),
                           .slots = slots};
-    conv.op = {conv.x, input(t.w), tail, conv.y, p};
+    conv.op = {conv.x, input(t.w), t.kind.bias ? input(t.bias) : View(), tail, conv.y, p};
     conv.program = record(max_rows, [&](Recorder& r) { r.record(conv.op); });
     return conv;
   }
@@ -95,8 +109,8 @@ class ShortConvs : public OpTest {
                     x.begin() + ptrdiff_t{row} * p.x_stride + column);
       };
       copy(t.x, p.x_column);
-      copy(t.times, p.times_column);
-      copy(t.gate, p.gate_column);
+      if (t.kind.times) copy(t.times, p.times_column);
+      if (t.kind.gate) copy(t.gate, p.gate_column);
     }
     put(conv.x, x);
     put(conv.y, padded_rows(std::vector<float>(), size_t{conv.max_rows} * p.y_stride));
@@ -132,35 +146,45 @@ class ShortConvs : public OpTest {
       ASSERT_NEAR(double{y[i]}, want.y, want.error) << "row " << row << ", channel " << c;
     }
   }
-};
-THIMBLE_OP_TESTS(ShortConvs);
 
-TEST_P(ShortConvs, AddTheLastRowsOfEachChannel) {
-  for (const uint32_t taps : fewer({2, 3, 4, 8}, {2, 3, 8})) {
-    for (const uint32_t channels : fewer({1, 63, 64, 65, 300, 2048}, {65, 300})) {
-      SCOPED_TRACE(::testing::Message() << taps << " taps, " << channels << " channels");
-      Random random{taps * 1000 + channels};
-      const uint32_t before = taps + 6;  // rows of the text before the step that reads a slot
-      const Text text(before + 200, channels, taps, random);
-      Conv conv = conv_of(text, 203);
-      ASSERT_TRUE(conv.program);
-      for (const uint32_t rows : {0u, 1u, 2u, taps - 2, taps, 15u, 16u, 17u, 63u, 64u, 65u, 200u}) {
-        SCOPED_TRACE(::testing::Message() << rows << " rows");
-        put(conv.slots, padded_rows(std::vector<float>(), conv.slots.bytes / sizeof(float)));
-        expect_values(rows_of(conv, text, 0, rows, kNoState, 2), text, 0);
-        expect_tail(conv, text, 2, rows);
-        for (const uint32_t slot : {0u, 1u, 3u}) expect_poison(conv, text, slot);
+  // Runs steps of many lengths from zeros and from a slot.
+  void expect_sums(Kind kind) {
+    for (const uint32_t taps : fewer({2, 3, 4, 8}, {2, 3, 8})) {
+      for (const uint32_t channels : fewer({1, 63, 64, 65, 300, 2048}, {65, 300})) {
+        SCOPED_TRACE(::testing::Message() << taps << " taps, " << channels << " channels");
+        Random random{taps * 1000 + channels};
+        const uint32_t before = taps + 6;  // rows of the text before the step that reads a slot
+        const Text text(before + 200, channels, taps, random, kind);
+        Conv conv = conv_of(text, 203);
+        ASSERT_TRUE(conv.program);
+        for (const uint32_t rows : {0u, 1u, 2u, taps - 2, taps, 15u, 16u, 17u, 63u, 64u, 65u, 200u}) {
+          SCOPED_TRACE(::testing::Message() << rows << " rows");
+          put(conv.slots, padded_rows(std::vector<float>(), conv.slots.bytes / sizeof(float)));
+          expect_values(rows_of(conv, text, 0, rows, kNoState, 2), text, 0);
+          expect_tail(conv, text, 2, rows);
+          for (const uint32_t slot : {0u, 1u, 3u}) expect_poison(conv, text, slot);
 
-        rows_of(conv, text, 0, before, kNoState, 1);
-        expect_values(rows_of(conv, text, before, rows, 1, 3), text, before);
-        expect_tail(conv, text, 1, before);
-        expect_tail(conv, text, 2, rows);
-        expect_tail(conv, text, 3, before + rows);
-        expect_poison(conv, text, 0);
+          rows_of(conv, text, 0, before, kNoState, 1);
+          expect_values(rows_of(conv, text, before, rows, 1, 3), text, before);
+          expect_tail(conv, text, 1, before);
+          expect_tail(conv, text, 2, rows);
+          expect_tail(conv, text, 3, before + rows);
+          expect_poison(conv, text, 0);
+        }
       }
     }
   }
-}
+};
+THIMBLE_OP_TESTS(ShortConvs);
+
+TEST_P(ShortConvs, AddTheLastRowsOfEachChannel) { expect_sums(kGated); }
+
+// Devices of which some lack these kinds
+class ShortConvKinds : public ShortConvs {};
+INSTANTIATE_TEST_SUITE_P(On, ShortConvKinds, ::testing::Values("cpu"), device_test_name);  // so far
+
+TEST_P(ShortConvKinds, PassTheirSumsThroughSilu) { expect_sums(kSilu); }
+TEST_P(ShortConvKinds, AddABias) { expect_sums(kBiased); }
 
 // A program is replayed with other slots: bits do not depend on how a text is cut into steps.
 TEST_P(ShortConvs, GiveTheSameBitsForOneStepAndForSeveral) {
@@ -218,12 +242,13 @@ TEST_P(ShortConvs, FollowEachOther) {
                           .times_column = c,
                           .gate_column = 2 * c,
                           .x_stride = 3 * c,
-                          .y_stride = 3 * c};
+                          .y_stride = 3 * c,
+                          .act = kActNone};
   ShortConvParams second = p;
   second.y_stride = c;
   run({.n_rows = first.rows, .state_to = 1}, first.rows, [&](Recorder& r) {
-    r.record(ShortConv{rows, w, {states.slice(0, bytes), 2 * bytes, 2}, y, p});
-    r.record(ShortConv{y, w, {states.slice(bytes, bytes), 2 * bytes, 2}, z, second});
+    r.record(ShortConv{rows, w, {}, {states.slice(0, bytes), 2 * bytes, 2}, y, p});
+    r.record(ShortConv{y, w, {}, {states.slice(bytes, bytes), 2 * bytes, 2}, z, second});
   });
   Text after = first;
   const std::vector<float> between = get<float>(y);

@@ -4,11 +4,14 @@
 namespace thimble::cpu {
 
 void rms_norm(const Context& c, const RmsNorm& op) {
-  for_rows(c, row_count(c, op.p.rows), op.p.cols * op.p.groups, [&](uint32_t row) {
-    for (uint32_t group = 0; group < op.p.groups; ++group) {
-      const size_t at = size_t(row) * op.p.row_stride + size_t(group) * op.p.cols;
-      kernels().rms_norm(data<float>(op.x) + at, data<float>(op.weight), op.p.cols, op.p.eps, op.p.add != 0,
-                         data<float>(op.y) + at);
+  const RmsNormParams& p = op.p;
+  const size_t x_row_stride = p.x_row_stride ? p.x_row_stride : p.row_stride;
+  const size_t x_group_stride = p.x_group_stride ? p.x_group_stride : p.cols;
+  for_rows(c, row_count(c, p.rows), p.cols * p.groups, [&](uint32_t row) {
+    for (uint32_t group = 0; group < p.groups; ++group) {
+      const float* x = data<float>(op.x) + row * x_row_stride + group * x_group_stride;
+      kernels().rms_norm(x, data<float>(op.weight), p.cols, p.eps, p.add != 0,
+                         data<float>(op.y) + size_t(row) * p.row_stride + size_t(group) * p.cols);
     }
   });
 }

@@ -52,6 +52,10 @@ struct Seconds {
         o.p.window ? std::min<double>(o.p.window + rows, o.p.view_capacity) : o.p.view_capacity;
     return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, seen);
   }
+  // The chunk form, at half the rate of matrix products.
+  double operator()(const DeltaNet& o) const {
+    return 2 * rows * o.p.value_heads * 8 * o.p.width * o.p.width / kernels().flop_per_second;
+  }
   // Each product is computed once for the sums and once for the weights.
   double operator()(const QueryScore& o) const {
     if (o.p.kind != kQueryRows) return 0;

@@ -18,6 +18,10 @@ bool scores(uint32_t head_dim, const Limits& l) {
 
 struct Supports {
   const Limits& limits;
+  bool operator()(const RmsNorm& o) const { return !o.p.x_row_stride && !o.p.x_group_stride; }
+  bool operator()(const ShortConv& o) const {
+    return !o.bias && o.p.act == kActNone && o.p.times_column != kNoColumn && o.p.gate_column != kNoColumn;
+  }
   bool operator()(const KvAppend& o) const { return stores(o.k, o.v); }
   bool operator()(const KvView& o) const {
     return o.p.head_dim % 2 == 0 && stores(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);

@@ -1,0 +1,409 @@
+// delta_net on every device, against the recurrence in double.
+#include <cmath>
+#include <limits>
+
+#include "tests/ops/op_test.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kSlots = 4;
+constexpr uint32_t kBehind = 5;  // floats of another state, which follows the matrices in each slot
+constexpr double kUnit = 0x1p-24;
+
+struct Heads {
+  uint32_t keys, values, width;
+  bool tiled;
+  uint32_t key_of(uint32_t head) const { return tiled ? head % keys : head / (values / keys); }
+};
+
+// The inputs of a text.
+struct Text {
+  Heads heads;
+  uint32_t rows;
+  std::vector<float> q, k, v, alpha, beta;  // [rows][key heads][width] twice, [rows][value heads][width], ...
+  std::vector<float> a, dt;
+  float eps = 1e-6f;
+
+  Text(const Heads& of, uint32_t n, Random& random) : heads(of), rows(n) {
+    const size_t keys = size_t{n} * of.keys * of.width, numbers = size_t{n} * of.values;
+    q = random.floats(keys, -2, 2);
+    k = random.floats(keys, -2, 2);
+    v = random.floats(numbers * of.width, -2, 2);
+    alpha = random.floats(numbers, -4, 4);
+    beta = random.floats(numbers, -4, 4);
+    a = random.floats(of.values, -2, -0.01f);
+    dt = random.floats(of.values, -3, 1);
+  }
+};
+
+// The matrices in double, and a bound of what f32 may differ from them.
+//
+// For a column of M, `mass` is the sum of the absolute values that were added to it, decayed: no product of
+// the column with a unit vector is larger. A step rounds each of its sums, of at most `width` products with
+// the state or of the chunk's rows, by at most kTerms units of mass + |v|. An error in M later passes through
+// e^gamma (I - beta k k^T), whose second factor makes nothing longer, so errors add up as the masses do.
+// e^gamma itself is off by the rounding of gamma and of the sum that softplus takes.
+struct Reference {
+  const Text& text;
+  std::vector<double> m;            // [value heads][width][width]
+  std::vector<double> mass, error;  // [value heads][width of values]
+
+  explicit Reference(const Text& t) : text(t) {
+    const size_t columns = size_t{t.heads.values} * t.heads.width;
+    m.resize(columns * t.heads.width);
+    mass.resize(columns);
+    error.resize(columns);
+  }
+  // Starts from these matrices.
+  Reference(const Text& t, const std::vector<float>& start) : Reference(t) {
+    const uint32_t width = t.heads.width;
+    for (size_t i = 0; i < m.size(); ++i) {
+      m[i] = double{start[i]};
+      mass[i / width / width * width + i % width] += m[i] * m[i];
+    }
+    for (double& of : mass) of = std::sqrt(of);
+  }
+
+  double terms() const { return text.heads.width + 128 + 24; }  // no chunk has more than 128 rows
+
+  struct Value {
+    double y, error;
+  };
+  // Takes row `row`, and returns [value heads][width].
+  std::vector<Value> take(uint32_t row) {
+    const Heads& h = text.heads;
+    const uint32_t width = h.width;
+    std::vector<Value> values;
+    std::vector<double> k(width), q(width);
+    for (uint32_t head = 0; head < h.values; ++head) {
+      const size_t key = (size_t{row} * h.keys + h.key_of(head)) * width;
+      const size_t number = size_t{row} * h.values + head;
+      const auto unit = [&](const std::vector<float>& from, std::vector<double>& to) {
+        double squares = 0;
+        for (uint32_t i = 0; i < width; ++i) squares += double{from[key + i]} * double{from[key + i]};
+        for (uint32_t i = 0; i < width; ++i)
+          to[i] = double{from[key + i]} / std::sqrt(squares + double{text.eps});
+      };
+      unit(text.k, k);
+      unit(text.q, q);
+      const double a = double{text.a[head]}, x = double{text.alpha[number]} + double{text.dt[head]};
+      const double gamma = a * (x > 20 ? x : std::log1p(std::exp(x)));
+      const double decay = std::exp(gamma);
+      const double decay_error = decay * (4 * std::fabs(gamma) + std::fabs(a * x) + 2) * kUnit;
+      const double beta = 1 / (1 + std::exp(-double{text.beta[number]}));
+      double* const of_head = &m[size_t{head} * width * width];
+      for (uint32_t c = 0; c < width; ++c) {
+        double& sum = mass[size_t{head} * width + c];
+        double& off = error[size_t{head} * width + c];
+        double p = 0, y = 0;
+        for (uint32_t i = 0; i < width; ++i) p += k[i] * (of_head[size_t{i} * width + c] *= decay);
+        const double value = double{text.v[number * width + c]};
+        const double delta = beta * (value - p);
+        for (uint32_t i = 0; i < width; ++i) y += q[i] * (of_head[size_t{i} * width + c] += k[i] * delta);
+        off = off * decay + sum * decay_error;
+        sum = sum * decay + std::fabs(delta);
+        off += terms() * kUnit * (sum + std::fabs(value));
+        values.push_back({y / std::sqrt(width), (off + terms() * kUnit * sum) / std::sqrt(width)});
+      }
+    }
+    return values;
+  }
+};
+
+class DeltaNets : public OpTest {
+ protected:
+  // A program of one delta_net, and operands whose rows have columns and padding around what the op uses.
+  struct Net {
+    DeltaNet op;
+    std::unique_ptr<Program> program;
+    View qkv, gates, slots, y;
+    uint32_t max_rows;
+  };
+
+  static size_t state_floats(const Heads& h) { return size_t{h.values} * h.width * h.width; }
+  static size_t slot_floats(const Heads& h) { return state_floats(h) + kBehind; }
+
+  Net net_of(const Text& t, uint32_t max_rows, uint32_t slots = kSlots) {
+    clear();
+    const Heads& h = t.heads;
+    const uint32_t keys = h.keys * h.width, values = h.values * h.width;
+    Net net;
+    net.max_rows = max_rows;
+    // Columns: 3 unused, v, k, 2 unused, q, 1 unused; 1 unused, beta, 2 unused, alpha.
+    const DeltaNetParams p{.key_heads = h.keys,
+                           .value_heads = h.values,
+                           .width = h.width,
+                           .q_column = values + keys + 5,
+                           .k_column = values + 3,
+                           .v_column = 3,
+                           .qkv_stride = values + 2 * keys + 6,
+                           .alpha_column = h.values + 3,
+                           .beta_column = 1,
+                           .gates_stride = 2 * h.values + 4,
+                           .y_stride = values + 2,
+                           .eps = t.eps,
+                           .tiled = h.tiled};
+    net.qkv = output<float>(size_t{max_rows} * p.qkv_stride);
+    net.gates = output<float>(size_t{max_rows} * p.gates_stride);
+    net.slots = output<float>(slots * slot_floats(h));
+    net.y = output<float>(size_t{max_rows} * p.y_stride);
+    const StateArray m{.block0 = net.slots.slice(0, state_floats(h) * sizeof(float)),
+                       .slot_stride = slot_floats(h) * sizeof(float),
+                       .slots = slots};
+    net.op = {net.qkv, net.gates, input(t.a), input(t.dt), m, net.y, p};
+    net.program = record(max_rows, [&](Recorder& r) { r.record(net.op); });
+    return net;
+  }
+
+  // Runs rows [first, first + rows) of the text, and returns [rows][value heads][width] of y. Expects that
+  // nothing else of y is written.
+  std::vector<float> rows_of(Net& net, const Text& t, uint32_t first, uint32_t rows, uint32_t from,
+                             uint32_t to) {
+    const DeltaNetParams& p = net.op.p;
+    std::vector<float> qkv = padded_rows(std::vector<float>(), size_t{net.max_rows} * p.qkv_stride);
+    std::vector<float> gates = padded_rows(std::vector<float>(), size_t{net.max_rows} * p.gates_stride);
+    for (uint32_t row = 0; row < rows; ++row) {
+      const auto copy = [&](const std::vector<float>& of, uint32_t cols, std::vector<float>& all,
+                            uint32_t stride, uint32_t column) {
+        std::copy_n(of.begin() + ptrdiff_t{first + row} * cols, cols,
+                    all.begin() + ptrdiff_t{row} * stride + column);
+      };
+      copy(t.q, p.key_heads * p.width, qkv, p.qkv_stride, p.q_column);
+      copy(t.k, p.key_heads * p.width, qkv, p.qkv_stride, p.k_column);
+      copy(t.v, p.value_heads * p.width, qkv, p.qkv_stride, p.v_column);
+      copy(t.alpha, p.value_heads, gates, p.gates_stride, p.alpha_column);
+      copy(t.beta, p.value_heads, gates, p.gates_stride, p.beta_column);
+    }
+    put(net.qkv, qkv);
+    put(net.gates, gates);
+    put(net.y, padded_rows(std::vector<float>(), size_t{net.max_rows} * p.y_stride));
+    run(*net.program, {.n_rows = rows, .state_from = from, .state_to = to});
+    const std::vector<float> all = get<float>(net.y);
+    std::vector<float> y;
+    for (uint32_t row = 0; row < net.max_rows; ++row) {
+      const size_t at = size_t{row} * p.y_stride, used = row < rows ? p.value_heads * p.width : 0;
+      y.insert(y.end(), all.begin() + ptrdiff_t(at), all.begin() + ptrdiff_t(at + used));
+      EXPECT_TRUE(is_poison(all, at + used, p.y_stride - used)) << "row " << row;
+    }
+    return y;
+  }
+
+  std::vector<float> state(const Net& net, const Heads& h, uint32_t slot) {
+    const std::vector<float> all = get<float>(net.slots);
+    const auto begin = all.begin() + ptrdiff_t(slot * slot_floats(h));
+    EXPECT_TRUE(is_poison(all, slot * slot_floats(h) + state_floats(h), kBehind)) << "slot " << slot;
+    return {begin, begin + ptrdiff_t(state_floats(h))};
+  }
+  void expect_poison(const Net& net, const Heads& h, uint32_t slot) {
+    EXPECT_TRUE(is_poison(get<float>(net.slots), slot * slot_floats(h), slot_floats(h))) << "slot " << slot;
+  }
+  void poison(const Net& net) {
+    put(net.slots, padded_rows(std::vector<float>(), net.slots.bytes / sizeof(float)));
+  }
+  void fill(const Net& net, const Heads& h, uint32_t slot, const std::vector<float>& values) {
+    std::vector<float> all = get<float>(net.slots);
+    std::copy(values.begin(), values.end(), all.begin() + ptrdiff_t(slot * slot_floats(h)));
+    put(net.slots, all);
+  }
+
+  // The rows of a step give what the reference gives, which goes on by these rows.
+  static void expect_values(const std::vector<float>& y, Reference& reference, uint32_t first) {
+    const size_t cols = reference.mass.size();
+    for (uint32_t row = 0; row < y.size() / cols; ++row) {
+      const std::vector<Reference::Value> want = reference.take(first + row);
+      for (size_t c = 0; c < cols; ++c)
+        ASSERT_NEAR(double{y[row * cols + c]}, want[c].y, want[c].error + 1e-30)
+            << "row " << first + row << ", head " << c / reference.text.heads.width << ", column "
+            << c % reference.text.heads.width;
+    }
+  }
+  static void expect_state(const std::vector<float>& m, const Reference& reference) {
+    const uint32_t width = reference.text.heads.width;
+    for (size_t i = 0; i < m.size(); ++i) {
+      const size_t column = i / width / width * width + i % width;
+      const double error = reference.error[column] + reference.terms() * kUnit * reference.mass[column];
+      ASSERT_NEAR(double{m[i]}, reference.m[i], error + 1e-30) << "element " << i;
+    }
+  }
+  // Runs the whole text in one step from zeros.
+  void expect_text(const Text& t) {
+    Net net = net_of(t, t.rows);
+    ASSERT_TRUE(net.program);
+    Reference reference(t);
+    expect_values(rows_of(net, t, 0, t.rows, kNoState, 1), reference, 0);
+    expect_state(state(net, t.heads, 1), reference);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(On, DeltaNets, ::testing::Values("cpu", kCpuInParts), device_test_name);  // so far
+
+TEST_P(DeltaNets, FollowTheRecurrence) {
+  std::vector<Heads> all{{1, 1, 64, true}, {2, 6, 64, true}, {2, 6, 32, false}, {2, 2, 96, true}};
+  if (!is_slow()) all.insert(all.end(), {{16, 32, 128, true}, {4, 8, 128, false}});
+  for (const Heads& h : all) {
+    Random random{h.values * 1000 + h.width};
+    const uint32_t before = 5;  // rows of the text before the step that reads a slot
+    const Text text(h, before + 200, random);
+    const std::vector<float> start = random.floats(state_floats(h), -0.3f, 0.3f);
+    Net net = net_of(text, 203);
+    ASSERT_TRUE(net.program);
+    std::vector<uint32_t> sizes{1, 2, 3, 4, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200};
+    if (is_slow() || h.width * h.values > 400) sizes = {1, 3, 17, 33, 65, 200};
+    for (const uint32_t rows : sizes) {
+      SCOPED_TRACE(::testing::Message() << h.values << " heads of " << h.width << ", " << rows << " rows");
+      poison(net);
+      Reference from_none(text);
+      expect_values(rows_of(net, text, 0, rows, kNoState, 2), from_none, 0);
+      expect_state(state(net, h, 2), from_none);
+      for (const uint32_t slot : {0u, 1u, 3u}) expect_poison(net, h, slot);
+
+      fill(net, h, 1, start);
+      const std::vector<float> other = state(net, h, 2);
+      Reference from_slot(text, start);
+      expect_values(rows_of(net, text, before, rows, 1, 3), from_slot, before);
+      expect_state(state(net, h, 3), from_slot);
+      EXPECT_EQ(state(net, h, 1), start);
+      EXPECT_EQ(state(net, h, 2), other);
+      expect_poison(net, h, 0);
+    }
+  }
+}
+
+TEST_P(DeltaNets, CarryTheStateFromStepToStep) {
+  Random random;
+  const Heads h{2, 4, 64, true};
+  const Text text(h, 300, random);
+  Net net = net_of(text, 128);
+  ASSERT_TRUE(net.program);
+  Reference reference(text);
+  uint32_t first = 0, from = kNoState;
+  for (const uint32_t rows : {1u, 1u, 2u, 5u, 1u, 8u, 16u, 33u, 3u, 64u, 1u, 128u, 37u}) {
+    SCOPED_TRACE(first);
+    const uint32_t to = from == 0 ? 1 : 0;
+    expect_values(rows_of(net, text, first, rows, from, to), reference, first);
+    expect_state(state(net, h, to), reference);
+    first += rows;
+    from = to;
+  }
+  EXPECT_EQ(first, text.rows);
+}
+
+// Chunk borders depend on the text alone, if steps begin at multiples of a chunk.
+TEST_P(DeltaNets, GiveTheSameBitsForOneStepAndForSeveral) {
+  Random random;
+  const Heads h{2, 4, 64, true};
+  const Text text(h, 200, random);
+  Net net = net_of(text, 200);
+  ASSERT_TRUE(net.program);
+  const std::vector<float> whole = rows_of(net, text, 0, 200, kNoState, 3), after = state(net, h, 3);
+  std::vector<uint32_t> borders{64, 128, 192};
+  if (GetParam().starts_with("cpu")) borders.insert(borders.end(), {32, 96, 160});  // of chunks of 32 rows
+  for (const uint32_t border : borders) {
+    SCOPED_TRACE(border);
+    std::vector<float> cut = rows_of(net, text, 0, border, kNoState, 0);
+    const std::vector<float> rest = rows_of(net, text, border, 200 - border, 0, 1);
+    cut.insert(cut.end(), rest.begin(), rest.end());
+    EXPECT_EQ(whole, cut);
+    EXPECT_EQ(after, state(net, h, 1));
+  }
+}
+
+TEST_P(DeltaNets, ReadAndWriteTheOnlySlot) {
+  Random random;
+  const Heads h{1, 2, 64, true};
+  const Text text(h, 90, random);
+  Net net = net_of(text, 40, 1);
+  ASSERT_TRUE(net.program);
+  Reference reference(text);
+  uint32_t first = 0;
+  for (const uint32_t rows : {3u, 1u, 0u, 40u, 6u, 40u}) {
+    expect_values(rows_of(net, text, first, rows, first ? 0 : kNoState, 0), reference, first);
+    expect_state(state(net, h, 0), reference);
+    first += rows;
+  }
+}
+
+TEST_P(DeltaNets, CopyTheStateInAStepWithoutRows) {
+  Random random;
+  const Heads h{1, 2, 32, true};
+  const Text text(h, 20, random);
+  Net net = net_of(text, 20);
+  ASSERT_TRUE(net.program);
+  rows_of(net, text, 0, 0, kNoState, 0);
+  EXPECT_EQ(state(net, h, 0), std::vector<float>(state_floats(h)));
+  rows_of(net, text, 0, 20, kNoState, 1);
+  rows_of(net, text, 0, 0, 1, 2);
+  EXPECT_EQ(state(net, h, 2), state(net, h, 1));
+}
+
+// Decays from nothing to everything, and gates that are shut or open.
+TEST_P(DeltaNets, TakeExtremeGates) {
+  Random random;
+  const Heads h{1, 8, 64, true};
+  for (const float logit : {-40.0f, 0.0f, 40.0f}) {
+    SCOPED_TRACE(logit);
+    Text text(h, 70, random);
+    std::fill(text.beta.begin(), text.beta.end(), logit);
+    // gamma of about -80, 0, -1e-8, and a growth
+    text.a = {-80, 0, -1e-8f, 0.01f, -1, -1, -1, -1};
+    std::fill(text.dt.begin(), text.dt.end(), 0.0f);
+    const float alphas[] = {0.54f, 3, 0.54f, 1, 19.9f, 20, 20.1f, -90};
+    for (size_t i = 0; i < text.alpha.size(); ++i) text.alpha[i] = alphas[i % 8];
+    expect_text(text);
+    // The first rows forget everything, and later ones nothing: the decays within a chunk differ by e^-2000.
+    for (size_t i = 0; i < text.alpha.size() / 3; ++i) text.alpha[i] = 80;
+    for (size_t i = text.alpha.size() / 3; i < text.alpha.size(); ++i) text.alpha[i] = -15;
+    expect_text(text);
+  }
+}
+
+TEST_P(DeltaNets, TakeEqualKeysAndZeros) {
+  Random random;
+  const Heads h{1, 2, 64, true};
+  Text text(h, 100, random);
+  text.a = {-1e-3f, -0.5f};
+  for (size_t i = h.width; i < text.k.size(); ++i) text.k[i] = text.k[i % h.width];
+  expect_text(text);
+  std::fill(text.beta.begin(), text.beta.end(), 40.0f);  // each value replaces the one before it
+  expect_text(text);
+  for (uint32_t row = 10; row < 30; ++row) {
+    std::fill_n(text.k.begin() + ptrdiff_t{row} * h.width, h.width, 0.0f);
+    std::fill_n(text.q.begin() + ptrdiff_t{row + 1} * h.width, h.width, 0.0f);
+  }
+  expect_text(text);
+  for (float& x : text.k) x *= 1e-4f;  // as small as eps
+  expect_text(text);
+}
+
+TEST_P(DeltaNets, KeepNaNInItsHead) {
+  Random random;
+  const Heads h{1, 3, 64, true};
+  Text text(h, 40, random);
+  text.v[(size_t{5} * 3 + 1) * 64 + 7] = std::numeric_limits<float>::quiet_NaN();
+  Net net = net_of(text, 40);
+  ASSERT_TRUE(net.program);
+  const std::vector<float> y = rows_of(net, text, 0, 40, kNoState, 0);
+  for (uint32_t row = 0; row < 40; ++row)
+    for (uint32_t c = 0; c < 3 * 64; ++c)
+      ASSERT_EQ(std::isnan(y[size_t{row} * 3 * 64 + c]), c == 64 + 7 && row >= 5) << row << " " << c;
+}
+
+TEST_P(DeltaNets, GiveTheSameBitsWithAnyNumberOfThreads) {
+  Random random;
+  const Heads h{2, 6, 64, true};
+  const Text text(h, 67, random);
+  std::vector<float> first;
+  for (const uint32_t threads : {1u, 2u, 5u}) {
+    open({.threads = threads});
+    Net net = net_of(text, 67);
+    ASSERT_TRUE(net.program);
+    std::vector<float> y = rows_of(net, text, 0, 67, kNoState, 0);
+    const std::vector<float> after = state(net, h, 0);
+    y.insert(y.end(), after.begin(), after.end());
+    if (first.empty()) first = y;
+    EXPECT_EQ(first, y) << threads;
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test
