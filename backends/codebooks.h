@@ -12,7 +12,7 @@
 #define THIMBLE_IQ3_S_VALUES 1, 3, 5, 7, 9, 11, 13, 15
 // (iq1: -1, 0, 1.)
 
-// The values of the nibbles of iq4_nl and iq4_xs, and of mxfp4: twice the E2M1 numbers.
+// The values of the nibbles of iq4_nl and iq4_xs, and of mxfp4 and nvfp4: twice the E2M1 numbers.
 #define THIMBLE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define THIMBLE_FP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 

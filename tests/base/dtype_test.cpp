@@ -40,6 +40,9 @@ TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
       {19, "iq1_s", 256, 2 + 16 + 32},
       {35, "tq2_0", 256, 2 + 64},
       {34, "tq1_0", 256, 2 + 4 + 48},
+      {40, "nvfp4", 64, 4 + 32},
+      {41, "q1_0", 128, 2 + 16},
+      {42, "q2_0", 64, 2 + 16},
   };
   for (const auto& e : expected) {
     const DTypeInfo* info = find_dtype(e.id);
@@ -54,11 +57,11 @@ TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
 }
 
 TEST(DType, NamesTypesThatItCannotRead) {
-  EXPECT_EQ(find_dtype(40), nullptr);
-  EXPECT_STREQ(gguf_type_name(40), "nvfp4");
+  EXPECT_EQ(find_dtype(9), nullptr);
   EXPECT_STREQ(gguf_type_name(9), "q8_1");
   EXPECT_STREQ(gguf_type_name(28), "f64");
-  EXPECT_STREQ(gguf_type_name(42), "q2_0");
+  EXPECT_EQ(find_dtype(43), nullptr);
+  EXPECT_STREQ(gguf_type_name(43), "unknown");
   EXPECT_EQ(find_dtype(100000), nullptr);
   EXPECT_STREQ(gguf_type_name(100000), "unknown");
 }

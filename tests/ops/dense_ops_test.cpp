@@ -56,6 +56,8 @@ Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
       case DType::kF16:
       case DType::kTQ1_0:
       case DType::kTQ2_0:
+      case DType::kQ1_0:
+      case DType::kQ2_0:
         put_half(at + halves_of(type)[0], f);
         break;
       case DType::kQ8_0:  // -128 to 127
@@ -87,6 +89,10 @@ Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
         break;
       case DType::kMXFP4:  // 2^x times 0 to 12
         at[0] = static_cast<std::byte>(128 + random.below(4));
+        break;
+      case DType::kNVFP4:  // 12 times half of 16 to 22, or of 2 to 16
+        for (size_t i = 0; i < 4; ++i)
+          at[i] = static_cast<std::byte>(i % 2 ? 0x58 + random.below(4) : (8 + random.below(4)) << 3);
         break;
       case DType::kIQ4_XS:  // scales of 32 or 33, from which 32 is subtracted
         put_half(at, 1);
@@ -206,6 +212,7 @@ class DenseOps : public OpTest {
     const uint32_t block = dtype_info(type).block;
     return block == 1    ? std::vector<uint32_t>{1, 31, 33, 1000}
            : block == 32 ? std::vector<uint32_t>{32, 96, 544}
+           : block < 256 ? std::vector<uint32_t>{block, 5 * block}
                          : std::vector<uint32_t>{256, 768};
   }
 };

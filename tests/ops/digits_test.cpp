@@ -140,6 +140,7 @@ TEST(DigitDots, DoNotOverflow) {
         for (size_t at = 0; at < w.bytes.size(); at += dtype_info(type).block_bytes) {
           for (size_t half : test::halves_of(type)) test::put_half(&w.bytes[at + half], 1);
           if (type == DType::kMXFP4) w.bytes[at] = std::byte{128};
+          if (type == DType::kNVFP4) std::fill_n(&w.bytes[at], 4, std::byte{0x40});  // 2
         }
         test::read_values(w, type, 1, n);
         for (int sign : {1, -1}) {

@@ -608,9 +608,10 @@ TEST_P(Experts, SupportMatricesOfEveryType) {
   if (is_variation()) return;
   uint32_t turn = 0;
   for (const DType type :
-       {DType::kBF16, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kIQ4_NL, DType::kQ2_K, DType::kQ3_K,
-        DType::kQ5_K, DType::kIQ4_XS, DType::kIQ3_S, DType::kIQ3_XXS, DType::kIQ2_S, DType::kIQ2_XS,
-        DType::kIQ2_XXS, DType::kIQ1_M, DType::kIQ1_S, DType::kTQ2_0, DType::kTQ1_0}) {
+       {DType::kBF16,   DType::kQ4_1,    DType::kQ5_0,   DType::kQ5_1,  DType::kIQ4_NL,  DType::kQ2_K,
+        DType::kQ3_K,   DType::kQ5_K,    DType::kIQ4_XS, DType::kIQ3_S, DType::kIQ3_XXS, DType::kIQ2_S,
+        DType::kIQ2_XS, DType::kIQ2_XXS, DType::kIQ1_M,  DType::kIQ1_S, DType::kTQ2_0,   DType::kTQ1_0,
+        DType::kNVFP4,  DType::kQ2_0,    DType::kQ1_0}) {
     ++turn;
     for (const uint32_t rows : {1u, 3u}) {
       if (is_slow() && (turn % 2 == 0) == (rows == 1)) continue;

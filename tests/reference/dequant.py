@@ -275,6 +275,33 @@ def tq2_0(b, e):
     return half_of(b, 64) * (pairs_of_bits(b, e) - 1)
 
 
+def e4m3(byte):
+    """A number of 8 bits without a sign: 4 bits of exponent, 3 of mantissa. Its NaN counts as 0."""
+    if byte == 0x7F:
+        return 0.0
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    return mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+def nvfp4(b, e):
+    """The table's values are doubled."""
+    g = e // 16
+    return 0.5 * e4m3(int(b[g])) * FP4_VALUES[int(b[4 + 8 * g + e % 8]) >> 4 * (e % 16 // 8) & 15]
+
+
+def put_e4m3(b, at):
+    """0, subnormal numbers, NaN, or any other."""
+    b[at] = rng.choice([0, 1, 5, 7, 8, 0x7E, 0x7F, rng.integers(0, 0x80)])
+
+
+def q1_0(b, e):
+    return half_of(b, 0) * (1 if int(b[2 + e // 8]) >> e % 8 & 1 else -1)
+
+
+def q2_0(b, e):
+    return half_of(b, 0) * ((int(b[2 + e // 4]) >> 2 * (e % 4) & 3) - 1)
+
+
 def put_scale(b, at):
     b[at : at + 2] = half_bytes(1)[0]
 
@@ -306,7 +333,9 @@ TYPES = [(0, f32, 37), (1, f16, 37), (2, q4_0, 4), (3, q4_1, 4), (6, q5_0, 4), (
          (21, by_element(iq3_s, 256, 110), 3), (18, by_element(iq3_xxs, 256, 98), 3),
          (16, by_element(iq2_xxs, 256, 66), 3), (17, by_element(iq2_xs, 256, 74), 3), (22, by_element(iq2_s, 256, 82), 3),
          (19, by_element(iq1_s, 256, 50), 3), (29, by_element(iq1_m, 256, 56, (0,), put_iq1_m_scale), 3),
-         (34, by_element(tq1_0, 256, 54, (52,)), 3), (35, by_element(tq2_0, 256, 66, (64,)), 3)]
+         (34, by_element(tq1_0, 256, 54, (52,)), 3), (35, by_element(tq2_0, 256, 66, (64,)), 3),
+         (40, by_element(nvfp4, 64, 36, range(4), put_e4m3), 8),
+         (41, by_element(q1_0, 128, 18), 4), (42, by_element(q2_0, 64, 18), 4)]
 
 out = bytearray()
 for gguf_type, make, blocks in TYPES:

@@ -469,9 +469,9 @@ TEST(Model, NamesATensorOfTheWrongShape) {
 
 TEST(Model, NamesTensorAndTypeOfWhatItCannotRead) {
   GgufWriter w = tiny_model("llama");
-  w.tensor("blk.0.attn_q.weight", {8, 8}, 40, FileBytes(300));
+  w.tensor("blk.0.attn_q.weight", {8, 8}, 36, FileBytes(300));
   expect_refused(w, Code::kUnsupported,
-                 "tensor 'blk.0.attn_q.weight' is of type nvfp4 (40), which cannot be read");
+                 "tensor 'blk.0.attn_q.weight' is of type iq4_nl_4_4 (36), which cannot be read");
 }
 
 TEST(Model, RefusesATensorThatIsLongerOrShorterThanItsDataAndNamesFirstOneThatIsMissing) {

@@ -12,12 +12,13 @@
 namespace thimble::test {
 
 // Offsets of the halves in a type's block: the scale, then the minimum. iq1_m's scale is in four parts,
-// mxfp4's is an exponent.
+// mxfp4's is an exponent, and nvfp4 has four of 8 bits.
 inline std::vector<size_t> halves_of(DType type) {
   switch (type) {
     case DType::kF32:
     case DType::kBF16:
     case DType::kMXFP4:
+    case DType::kNVFP4:
     case DType::kIQ1_M:
       return {};
     case DType::kQ4_1:
@@ -60,6 +61,8 @@ inline std::vector<std::byte> random_blocks(Random& random, DType type, size_t n
     if (type == DType::kF32) std::memcpy(at, &f, sizeof f);
     if (type == DType::kBF16) std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
     if (type == DType::kMXFP4) at[0] = static_cast<std::byte>(118 + random.below(8));
+    if (type == DType::kNVFP4)  // 0 to 15 / 64; those below 1 / 64 are subnormal
+      for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(random.below(32));
     if (type == DType::kIQ1_M) put_iq1_m_scale(at, 0.02f * f);
   }
   return bytes;

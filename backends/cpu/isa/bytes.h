@@ -130,6 +130,20 @@ inline Bytes load_long_runs(const std::byte* p) {
 }
 #endif
 
+// Moves byte places[i] of 16 bytes to byte i; each half or quarter of a longer vector by itself.
+inline Bytes shuffled(Bytes v, Bytes places) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Bytes>(
+      _mm512_shuffle_epi8(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(places)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Bytes>(
+      _mm256_shuffle_epi8(reinterpret_cast<__m256i>(v), reinterpret_cast<__m256i>(places)));
+#else
+  return reinterpret_cast<Bytes>(
+      vqtbl1q_u8(reinterpret_cast<uint8x16_t>(v), reinterpret_cast<uint8x16_t>(places)));
+#endif
+}
+
 // Loads the groups of set kSet of eight blocks of 32 as bytes. Blocks have kBytes bytes; elements begin at
 // offset kAt.
 template <int kSet, int kBytes, int kAt>
@@ -248,20 +262,129 @@ inline Together operator|(const Together& a, const Together& b) {
 }
 #endif
 
+// Loads the groups of set kSet of four blocks of nvfp4 as bytes. Blocks have 36 bytes, with four scales
+// before the nibbles; the low nibbles of eight bytes are eight elements, the high nibbles the next eight.
+template <int kSet>
+inline Together nibbles_of_nvfp4(const std::byte* b) {
+#if defined(__AVX512F__)
+  const auto two_blocks = [&](int first) {
+    const auto of = [&](int block) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 36 * block + 4));
+    };
+    return _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(of(first)), of(first + 1), 1);
+  };
+  const __m512i first = two_blocks(0), last = two_blocks(2);
+  const Bytes v = first_runs(first, last), w = last_runs(first, last);
+  return {v & 15, v >> 4, w & 15, w >> 4};
+#elif defined(__AVX2__)
+  const auto runs = [&](int group) { return load_long_runs<72>(b + group / 2 * 36 + 4 + group % 2 * 16); };
+  const Bytes v = first_runs(runs(kSet), runs(kSet + 2)), w = last_runs(runs(kSet), runs(kSet + 2));
+  return {v & 15, v >> 4, w & 15, w >> 4};
+#else
+  const uint64x2_t v =
+      vreinterpretq_u64_u8(reinterpret_cast<uint8x16_t>(load_bytes(b + kSet / 2 * 36 + 4 + kSet % 2 * 16)));
+  const uint8x16_t first = vreinterpretq_u8_u64(vzip1q_u64(v, v)),
+                   last = vreinterpretq_u8_u64(vzip2q_u64(v, v));
+  const int8x16_t down = vcombine_s8(vdup_n_s8(0), vdup_n_s8(-4));
+  return {reinterpret_cast<Bytes>(vshlq_u8(first, down)) & 15,
+          reinterpret_cast<Bytes>(vshlq_u8(last, down)) & 15};
+#endif
+}
+// The scales of four blocks of nvfp4: four bytes each.
+inline Words scales_of_nvfp4(const std::byte* b) {
+  return Words{u32_at(b), u32_at(b + 36), u32_at(b + 72), u32_at(b + 108)};
+}
+
+// Loads the groups of set kSet of two blocks of q1_0 as bytes, which are 0 or 2. Blocks have 18 bytes, and
+// the bits begin after two.
+template <int kSet>
+inline Together bits_of_q1_0(const std::byte* b) {
+  Bytes bits;  // of each half of 16 bytes, or of all, so that a shuffle can move each byte to its run
+  const auto place = [](int t, int i) {
+#if defined(__AVX512F__)
+    return (i % 16 < 8 ? 0 : 4) + t;
+#elif defined(__AVX2__)
+    return 4 * (kSet + (i % 16 < 8 ? 0 : 2)) + t;
+#else
+    return 4 * (kSet % 4) + 2 * t + i / 8;
+#endif
+  };
+#if defined(__AVX512F__)
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 2)),
+                last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 20));
+  const __m256i words =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi32(first, last)),
+                              _mm_unpackhi_epi32(first, last), 1);  // of each group and the one 4 after it
+  bits = reinterpret_cast<Bytes>(_mm512_maskz_permutexvar_epi64(
+      0xff, _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), _mm512_castsi256_si512(words)));
+#elif defined(__AVX2__)
+  bits = load_long_runs<18>(b + 2);
+#else
+  bits = load_bytes(b + 2 + kSet / 4 * 18);
+#endif
+  Bytes bit;
+  for (int i = 0; i < kVectorBytes; ++i) bit[i] = static_cast<uint8_t>(1 << i % 8);
+  Together v;
+  for (int t = 0; t < kTogether; ++t) {
+    Bytes places;
+    for (int i = 0; i < kVectorBytes; ++i) places[i] = static_cast<uint8_t>(place(t, i));
+    v.of[t] = reinterpret_cast<Bytes>((shuffled(bits, places) & bit) == bit) & 2;
+  }
+  return v;
+}
+
+// Loads the groups of set kSet of four blocks of q2_0 as bytes. Blocks have 18 bytes, and the pairs of bits
+// begin after two.
+template <int kSet>
+inline Together pairs_of_q2_0(const std::byte* b) {
+  // Four pairs from each of kVectorBytes / 4 bytes, which are the low bytes of words.
+  const auto spread = [](auto words) {
+    typedef uint32_t Wide __attribute__((vector_size(kVectorBytes)));
+    Wide w = reinterpret_cast<Wide>(words);
+    w |= w << 6;
+    w |= w << 12;
+    return reinterpret_cast<Bytes>(w & 0x03030303);
+  };
+#if defined(__AVX512F__)
+  // Two bytes of each group for each vector, in the order of its runs.
+  WordIndices words;
+  for (int i = 0; i < 32; ++i) {
+    const int group = group_of(kSet, i % 8), at = group / 2 * 9 + 1 + group % 2 * 4 + i / 8;
+    words[i] = static_cast<short>(at < 32 ? at : at - 4 + 32);
+  }
+  const __m512i all = words_of(load_64(b), load_64(b + 8), words);
+#define THIMBLE_SPREAD(t) \
+  spread(_mm512_maskz_cvtepu8_epi32(0xffff, _mm512_maskz_extracti32x4_epi32(15, all, t)))
+  return {THIMBLE_SPREAD(0), THIMBLE_SPREAD(1), THIMBLE_SPREAD(2), THIMBLE_SPREAD(3)};
+#undef THIMBLE_SPREAD
+#elif defined(__AVX2__)
+  const auto group = [&](int block) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b + 18 * block + 2 + 8 * kSet));
+  };
+  const __m128i first = _mm_unpacklo_epi16(group(0), group(1)), last = _mm_unpacklo_epi16(group(2), group(3)),
+                begin = _mm_unpacklo_epi32(first, last), end = _mm_unpackhi_epi32(first, last);
+  const auto vector = [&](__m128i bytes) { return spread(_mm256_cvtepu8_epi32(bytes)); };
+  return {vector(begin), vector(_mm_srli_si128(begin, 8)), vector(end), vector(_mm_srli_si128(end, 8))};
+#else
+  const auto vector = [&](int t) {
+    return spread(unsigned_at(b + kSet / 2 * 18 + 2 + 8 * (kSet % 2) + 4 * t));
+  };
+  return {vector(0), vector(1)};
+#endif
+}
+
 // Looks up values[i] for each byte i < 16.
 typedef uint8_t ByteValues[16];
 inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Bytes>(_mm512_shuffle_epi8(
-      _mm512_maskz_broadcast_i64x2(0xff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(values))),
-      reinterpret_cast<__m512i>(i)));
+  const __m512i all =
+      _mm512_maskz_broadcast_i64x2(0xff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<Bytes>(_mm256_shuffle_epi8(
-      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values))),
-      reinterpret_cast<__m256i>(i)));
+  const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
 #else
-  return reinterpret_cast<Bytes>(vqtbl1q_u8(vld1q_u8(values), reinterpret_cast<uint8x16_t>(i)));
+  const Bytes all = load_bytes(values);
 #endif
+  return shuffled(reinterpret_cast<Bytes>(all), i);
 }
 
 // ---- products ----

@@ -87,20 +87,29 @@ inline IntVec fifth_bits(uint32_t bits, int first) {
   return ((IntVec{} + static_cast<int32_t>(bits)) >> shift & 1) << 4;
 }
 
-// 16 bytes as floats, the first 8 multiplied by a and the others by b.
+// kLanes of 16 bytes from byte `first` on, as integers.
 typedef uint32_t Words __attribute__((vector_size(16)));
-inline void store_bytes(Words bytes, float a, float b, float* out) {
+inline IntVec unsigned_of(Words bytes, int first) {
 #if defined(__AVX512F__)
-  const Vec factors = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
-  store(out, factors * to_float(reinterpret_cast<IntVec>(
-                           _mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(bytes)))));
+  static_cast<void>(first);  // all lanes
+  return reinterpret_cast<IntVec>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(bytes)));
 #elif defined(__AVX2__)
   const __m128i all = reinterpret_cast<__m128i>(bytes);
-  store(out, a * to_float(reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(all))));
-  store(out + 8, b * to_float(reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)))));
+  return reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(first ? _mm_srli_si128(all, 8) : all));
 #else
-  for (int i = 0; i < 16; ++i) out[i] = (i < 8 ? a : b) * static_cast<float>(bytes[i / 4] >> i % 4 * 8 & 255);
+  const uint32_t four = bytes[first / 4];
+  IntVec v;
+  for (int i = 0; i < 4; ++i) v[i] = static_cast<int32_t>(four >> 8 * i & 255);
+  return v;
 #endif
+}
+// 16 bytes as floats, the first 8 multiplied by a and the others by b.
+inline void store_bytes(Words bytes, float a, float b, float* out) {
+  for (int i = 0; i < 16; i += kLanes) {
+    Vec factors;
+    for (int lane = 0; lane < kLanes; ++lane) factors[lane] = i + lane < 8 ? a : b;
+    store(out + i, factors * to_float(unsigned_of(bytes, i)));
+  }
 }
 // Scales that are read from memory one by one. Taking them from the lanes of a vector would cost a shuffle
 // and a broadcast each (q4_K 9.8 GB/s instead of 10.9).
@@ -254,6 +263,50 @@ struct MXFP4 : BlockOf<DType::kMXFP4> {
   static inline void expand(const std::byte* b, const Use& use) {
     const uint32_t x = static_cast<uint32_t>(b[0]);  // 2^-128 and 2^-127 are subnormal
     use_nibbles(b + 1, kFp4Values, from_bits(x < 2 ? 0x00200000u << x : (x - 1) << 23), 0, use);
+  }
+};
+
+// ---- blocks of 64 whose nibbles index such a table ----
+
+// Half of numbers of 8 bits: no sign, 4 bits of exponent, 3 of mantissa (E4M3). The last number stands for
+// NaN and is read as 0.
+inline Vec half_of_e4m3(IntVec bits) {
+  const IntVec exponent = bits >> 3 & 15, normal = exponent > 0;  // -1: there is a leading 1
+  const IntVec mantissa = ((bits & 7) | (normal & 8)) & (bits != 127), power = exponent + normal + 1;
+  return to_float(mantissa) * reinterpret_cast<Vec>((power + (127 - 11)) << 23);
+}
+// Eight bytes as integers, twice if there are more lanes; the byte of lane i is that of lane i + 8.
+inline IntVec eight_bytes_at(const std::byte* p) {
+#if defined(__AVX512F__)
+  uint64_t bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  return reinterpret_cast<IntVec>(
+      _mm512_maskz_cvtepu8_epi32(0xffff, _mm_set1_epi64x(static_cast<long long>(bytes))));
+#else
+  return unsigned_at(p);
+#endif
+}
+
+// Bytes: 4 scales of 16 elements each; for each of these groups 8 bytes, of which the low nibbles are
+// elements 0 to 7 and the high nibbles the others. Value: scale / 2 * value, since the table's values are
+// doubled.
+struct NVFP4 : BlockOf<DType::kNVFP4> {
+  template <typename Use>
+  static inline void expand(const std::byte* b, const Use& use) {
+    float scales[kLanes];  // the first four
+    store(scales, half_of_e4m3(unsigned_at(b)));
+    keep_in_memory(scales);
+    for (int at = 0; at < 64; at += 32)
+      use_32(
+          at,
+          [&](int i) __attribute__((always_inline)) {
+            IntVec shift;
+            for (int lane = 0; lane < kLanes; ++lane) shift[lane] = (i + lane) % 16 / 8 * 4;
+            const int group = (at + i) / 16;
+            const IntVec q = eight_bytes_at(b + 4 + 8 * group + i % 8) >> shift & 15;
+            return scales[group] * lookup(kFp4Values, q);
+          },
+          use);
   }
 };
 
@@ -685,6 +738,38 @@ struct TQ1_0 : BlockOf<DType::kTQ1_0> {
             }
             return d * digits(bytes, power);
           },
+          use);
+  }
+};
+
+// ---- blocks of numbers of one or two bits ----
+
+// Bytes: d, 16 bytes of pairs of bits, four neighbours each. Value: d * (q - 1).
+struct Q2_0 : BlockOf<DType::kQ2_0> {
+  template <typename Use>
+  static inline void expand(const std::byte* b, const Use& use) {
+    const float d = scale_at(b);
+    for (int at = 0; at < 64; at += 32)
+      use_32(
+          at,
+          [&](int i) __attribute__((always_inline)) {
+            IntVec shift;
+            for (int lane = 0; lane < kLanes; ++lane) shift[lane] = 2 * (i % 16 + lane);
+            const int32_t sixteen = static_cast<int32_t>(u32_at(b + 2 + (at + i) / 16 * 4));
+            return d * to_float(((IntVec{} + sixteen) >> shift & 3) - 1);
+          },
+          use);
+  }
+};
+
+// Bytes: d, 128 bits. Value: d if the bit is set, or else -d.
+struct Q1_0 : BlockOf<DType::kQ1_0> {
+  template <typename Use>
+  static inline void expand(const std::byte* b, const Use& use) {
+    const Vec d = broadcast(scale_at(b));
+    for (int at = 0; at < 128; at += 32)
+      use_32(
+          at, [&](int i) __attribute__((always_inline)) { return with_signs(d, ~u32_at(b + 2 + at / 8), i); },
           use);
   }
 };

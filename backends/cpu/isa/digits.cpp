@@ -11,7 +11,7 @@ namespace {
 
 // ---- block formats ----
 
-// The members of a format here, for 256 elements at a time (one block, or eight):
+// The members of a format here, for 256 elements at a time (one block, or up to eight):
 //   Floats     Eight or Sixteen: a scale per group of 32 or of 16 elements
 //   groups()   the scales, and what is subtracted from each group
 //   numbers()  set s of vectors of the elements
@@ -117,6 +117,51 @@ struct MXFP4Digits : Block32<DType::kMXFP4> {
   template <int s>
   static Together numbers(const std::byte* b) {
     return kValues[nibbles<s, 1>(b)];
+  }
+};
+
+struct NVFP4Digits : BlockOf<DType::kNVFP4>, Numbers {
+  using Floats = Sixteen;
+  static constexpr int kMost = 12;
+  static constexpr int kOffset = 4;
+  static constexpr bool kBook = true;
+  static Groups<Sixteen> groups(const std::byte* b) {
+    Groups<Sixteen> g;
+    for (int i = 0; i < 16; i += kLanes)
+      g.scales.parts[i / kLanes] = half_of_e4m3(unsigned_of(scales_of_nvfp4(b), i));
+    return g;
+  }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return MXFP4Digits::kValues[nibbles_of_nvfp4<s>(b)];
+  }
+};
+
+struct Q2_0Digits : BlockOf<DType::kQ2_0>, Numbers {
+  static constexpr int kMost = 2;
+  static constexpr int kOffset = 0;
+  static Groups<Eight> groups(const std::byte* b) {
+    const auto half = [&](int block) { return static_cast<uint16_t>(u16_at(b + 18 * block)); };
+    const uint16_t of[] = {half(0), half(1), half(2), half(3)};
+    return {to_floats(EightHalves{of[0], of[0], of[1], of[1], of[2], of[2], of[3], of[3]}), Eight{}};
+  }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return pairs_of_q2_0<s>(b);
+  }
+};
+
+struct Q1_0Digits : BlockOf<DType::kQ1_0>, Numbers {
+  static constexpr int kMost = 1;
+  static constexpr int kOffset = 0;
+  static Groups<Eight> groups(const std::byte* b) {
+    const auto half = [&](int block) { return static_cast<uint16_t>(u16_at(b + 18 * block)); };
+    const uint16_t of[] = {half(0), half(1)};
+    return {to_floats(EightHalves{of[0], of[0], of[0], of[0], of[1], of[1], of[1], of[1]}), Eight{}};
+  }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_q1_0<s>(b);
   }
 };
 
@@ -274,6 +319,9 @@ inline bool with_digits(DType type, const Call& call) {
     THIMBLE_DIGITS(IQ4_XS)
     THIMBLE_DIGITS(MXFP4)
     THIMBLE_DIGITS(TQ2_0)
+    THIMBLE_DIGITS(NVFP4)
+    THIMBLE_DIGITS(Q2_0)
+    THIMBLE_DIGITS(Q1_0)
 #undef THIMBLE_DIGITS
     default:
       return false;
@@ -578,11 +626,10 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
         __builtin_prefetch(w + c * w_stride + kAhead + line);
     sums.add(w, n >= 512 ? w + kStepBytes : w, ahead, w_stride, x, x_stride);
   }
-  if constexpr (Format::kBlock == 32)
-    // The last eight blocks, with zeros in x for blocks already multiplied, or zeros after fewer than eight
-    // blocks
+  if constexpr (Format::kBlock < 256)
+    // The last 256 elements, with zeros in x for blocks already multiplied, or zeros after fewer than 256
     if (n > 0) {
-      const size_t bytes = n / 32 * Format::kBytes;
+      const size_t bytes = n / Format::kBlock * Format::kBytes;
       std::byte few[w_rows][kStepBytes];
       if (!many) {
         __builtin_memset(few, 0, sizeof few);

@@ -1,4 +1,4 @@
-// The types whose nibbles index a table of values: iq4_nl, iq4_xs, mxfp4. Device side.
+// The types whose nibbles index a table of values: iq4_nl, iq4_xs, mxfp4, nvfp4. Device side.
 #pragma once
 
 #include "backends/codebooks.h"
@@ -11,9 +11,10 @@ namespace thimble::cuda {
 template <DType type>
 __device__ constexpr uint32_t four_values(uint32_t first, int times = 1) {
   constexpr int8_t kIq4[] = {THIMBLE_IQ4_VALUES}, kFp4[] = {THIMBLE_FP4_VALUES};
+  constexpr bool kIsFp4 = type == DType::kMXFP4 || type == DType::kNVFP4;
   uint32_t word = 0;
   for (uint32_t i = 0; i < 4; ++i)
-    word |= uint32_t(uint8_t(times * (type == DType::kMXFP4 ? kFp4 : kIq4)[first + i])) << 8 * i;
+    word |= uint32_t(uint8_t(times * (kIsFp4 ? kFp4 : kIq4)[first + i])) << 8 * i;
   return word;
 }
 
@@ -63,6 +64,15 @@ __device__ inline uint2 code_bytes(uint32_t nibbles) {
 // The scale of an mxfp4 block, 2^(x - 128); it is subnormal for an x of 0 and 1.
 __device__ inline float power_of_two(uint32_t x) {
   return __uint_as_float(x < 2 ? 0x00200000 << x : (x - 1) << 23);
+}
+
+// Half of nvfp4's scale of 16 elements, a number of 8 bits: no sign, 4 bits of exponent, 3 of mantissa. NaN
+// is read as 0.
+__device__ inline float half_of_e4m3(uint32_t bits) {
+  if (bits == 0x7f) return 0;
+  const uint32_t exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if (exponent == 0) return float(mantissa) * 0x1p-10f;
+  return float(8 + mantissa) * __uint_as_float(exponent + (127 - 11) << 23);
 }
 
 }  // namespace thimble::cuda

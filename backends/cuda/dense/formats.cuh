@@ -93,6 +93,11 @@ __device__ inline uint2 pairs_of_bits(const std::byte* pairs, uint32_t i) {
   const uint32_t shift = 2 * (i / 4 % 4);
   return {bytes.x >> shift & 0x03030303, bytes.y >> shift & 0x03030303};
 }
+// The four pairs of bits of a byte, as bytes.
+__device__ inline uint32_t spread_pairs(uint32_t byte) {
+  byte |= byte << 6;
+  return (byte | byte << 12) & 0x03030303;
+}
 // Digit n of four bytes of tq1_0.
 __device__ inline uint32_t digits(uint32_t bytes, uint32_t n) {
   constexpr uint32_t kPowers = 1 | 3 << 8 | 9 << 16 | 27 << 24;
@@ -203,6 +208,8 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
     return values_of<type>(eight_bytes(b + 2 + 8 * (i & 1)), i & 2, half_at(b));
   } else if constexpr (type == DType::kMXFP4) {
     return values_of<type>(eight_bytes(b + 1 + 8 * (i & 1)), i & 2, power_of_two(byte_at(b)));
+  } else if constexpr (type == DType::kNVFP4) {
+    return values_of<type>(eight_bytes(b + 4 + 8 * (i / 2)), i & 1, half_of_e4m3(byte_at(b + i / 2)));
   } else if constexpr (type == DType::kIQ4_XS) {
     const uint32_t head = u32_at(b), group = i / 4;
     const uint32_t scale = (u32_at(b + 4) >> 4 * group & 15) | (head >> (16 + 2 * group) & 3) << 4;
@@ -211,6 +218,14 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
   } else if constexpr (type == DType::kTQ2_0) {
     const float d = half_at(b + 64);
     return Eight{pairs_of_bits(b, i), d, -d};
+  } else if constexpr (type == DType::kQ2_0) {
+    const uint32_t pairs = u16_at(b + 2 + 2 * i);
+    const float d = half_at(b);
+    return Eight{{spread_pairs(pairs & 255), spread_pairs(pairs >> 8)}, d, -d};
+  } else if constexpr (type == DType::kQ1_0) {  // bits as numbers 0 and 16
+    const uint32_t bits = byte_at(b + 2 + i);
+    const float d = half_at(b);
+    return Eight{{fifth_bits(bits), fifth_bits(bits >> 4)}, d / 8, -d};
   } else if constexpr (type == DType::kTQ1_0) {
     // 32 bytes for elements below 160, 16 for those below 240, 4 for the rest, which each group of eight uses
     // twice.

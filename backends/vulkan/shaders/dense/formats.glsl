@@ -172,7 +172,7 @@ vec4 iq4_values(uint q) {
   vec4 v;
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     const uint n = byte_of(q, i);
-    const uint four = kType == kMXFP4 ? kFp4Values[n / 4] : kIq4Values[n / 4];
+    const uint four = kType == kMXFP4 || kType == kNVFP4 ? kFp4Values[n / 4] : kIq4Values[n / 4];
     v[i] = float(bitfieldExtract(int(four), int(n % 4 * 8), 8));
   }
   return v;
@@ -184,6 +184,20 @@ vec4 iq4_nl(Row b, uint quad) {
 // doubled.
 vec4 mxfp4(Row b, uint quad) {
   return fp4_scale(byte_at(b, 0)) * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
+}
+// Half of a number of 8 bits: no sign, 4 bits of exponent, 3 of mantissa. NaN is read as 0.
+float half_of_e4m3(uint bits) {
+  if (bits == 0x7f) return 0;
+  const uint exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if (exponent == 0) return float(mantissa) * (1.0 / 1024);
+  return float(8 + mantissa) * uintBitsToFloat(exponent + (127 - 11) << 23);
+}
+// Bytes: 4 scales of 16 elements; for each of these groups 8 bytes, of which the low nibbles are elements 0
+// to 7 and the high nibbles the others. `group` is one of two of 32 elements.
+vec4 nvfp4(Row b, uint group, uint quad) {
+  const uint sixteen = 2 * group + quad / 4;
+  const uint q = word(b, 1 + 2 * sixteen + quad % 2) >> quad / 2 % 2 * 4 & 0x0f0f0f0f;
+  return half_of_e4m3(byte_of(word(b, 0), sixteen)) * iq4_values(q);
 }
 // Bytes: d; 2 bytes with the high bits of the scales in pairs; 4 with their low nibbles; 128 of nibbles.
 vec4 iq4_xs(Row b, uint group, uint quad) {
@@ -209,6 +223,16 @@ vec4 tq1_0(Row b, uint group, uint quad) {
   return half_at(behind(b, 52)) * (vec4((bytes * power & 0xff) * 3 >> 8) - 1);
 }
 
+// Numbers of one or two bits. Bytes: d; 16 bytes.
+vec4 q2_0(Row b, uint group, uint quad) {
+  const uint q = byte_at(b, 2 + 8 * group + quad);
+  return half_at(b) * (vec4(uvec4(q, q >> 2, q >> 4, q >> 6) & 3) - 1);
+}
+vec4 q1_0(Row b, uint group, uint quad) {
+  const uint q = byte_at(b, 2 + 4 * group + quad / 2) >> quad % 2 * 4;
+  return half_at(b) * (vec4(uvec4(q << 1, q, q >> 1, q >> 2) & 2) - 1);
+}
+
 #include "books.glsl"
 
 vec4 other_weights(Row b, uint group, uint quad) {
@@ -220,6 +244,9 @@ vec4 other_weights(Row b, uint group, uint quad) {
     case kIQ4_XS: return iq4_xs(b, group, quad);
     case kTQ1_0: return tq1_0(b, group, quad);
     case kTQ2_0: return tq2_0(b, group, quad);
+    case kNVFP4: return nvfp4(b, group, quad);
+    case kQ2_0: return q2_0(b, group, quad);
+    case kQ1_0: return q1_0(b, group, quad);
   }
   return book_weights(b, group, quad);
 }
@@ -227,11 +254,12 @@ vec4 other_weights(Row b, uint group, uint quad) {
 vec4 other_weights(Row b, uint group, uint quad) { return vec4(0); }
 #endif
 
-// The four weights of a row from column 256 unit + 32 group + 4 quad on, which must exist; quad < 8, and
-// group < 8 for types with blocks of 256.
+// The four weights of a row from column 256 unit + 32 group + 4 quad on, which must exist; group and quad are
+// below 8.
 vec4 weights(Row row, uint unit, uint group, uint quad) {
   if (kPlain) return plain_weights(row, 256 * unit + 32 * group + 4 * quad);
-  const Row b = behind(row, (kBlock == 32 ? 8 * unit + group : unit) * kBlockBytes);
+  const uint groups = max(kBlock / 32, 1);  // of a block
+  const Row b = behind(row, (8 * unit + group) / groups * kBlockBytes);
   switch (kType) {
     case kQ8_0: return q8_0(b, quad);
     case kQ4_0: return q4_0(b, quad);
@@ -242,7 +270,7 @@ vec4 weights(Row row, uint unit, uint group, uint quad) {
     case kQ5_K: return q45_K(b, group, quad);
     case kQ6_K: return q6_K(b, group, quad);
   }
-  return other_weights(b, group, quad);
+  return other_weights(b, group % groups, quad);
 }
 
 // Eight weights as f16. Values beyond f16's range, which no model comes near, are clamped.
