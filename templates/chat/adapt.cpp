@@ -94,6 +94,15 @@ Status join_thoughts(Heap& heap, List& messages) {
   return {};
 }
 
+Status drop_empty_content(Heap&, List& messages) {
+  for (const Value& item : messages.items) {
+    Dict& message = **jinja::as<Dict*>(item);
+    Value* content = message.find("content");
+    if (calls_of(message) && content && text_of(message, "content").empty()) *content = jinja::None();
+  }
+  return {};
+}
+
 Status write_arguments(Heap& heap, List& messages) {
   for (const Value& item : messages.items) {
     const List* calls = calls_of(**jinja::as<Dict*>(item));

@@ -15,6 +15,8 @@ Status shorten_ids(jinja::Heap&, jinja::List& messages);
 // If an answer with calls has both content and thoughts, appends the content to the thoughts: gpt-oss'
 // template writes only one of the two.
 Status join_thoughts(jinja::Heap&, jinja::List& messages);
+// Makes the content of an answer with calls none if it is empty: some templates write calls only then.
+Status drop_empty_content(jinja::Heap&, jinja::List& messages);
 // Writes arguments of calls as JSON text, for templates that do not write objects.
 Status write_arguments(jinja::Heap&, jinja::List& messages);
 

@@ -119,12 +119,16 @@ class Run {
   Result<std::string> write();
 
  private:
+  // Writes the messages, and adapts their calls if the template refuses them.
+  Result<std::string> adapted();
   Result<std::string> once() const {
     return c_.continues || c_.held ? continuation() : render({}, 0, c_.add_assistant);
   }
   // The text after the last answer that is in the context.
   Result<std::string> continuation() const;
   bool drops_system() const;
+  bool needs_none() const;
+  bool gives_calls() const { return c_.messages_json.find("\"tool_call") != std::string_view::npos; }
   // The text of the first `count` messages (0: of all). The last answer that is in the context is replaced by
   // `mark`.
   Result<std::string> render(std::string_view mark, uint64_t count, bool add_assistant) const;
@@ -136,7 +140,8 @@ class Run {
   const jinja::Template& chat_;
   const Conversation& c_;
   const Tokenizer& tokenizer_;
-  bool fold_system_ = false, shorten_ids_ = false, join_thoughts_ = false, write_arguments_ = false;
+  bool fold_system_ = false, drop_empty_content_ = false, shorten_ids_ = false, join_thoughts_ = false,
+       write_arguments_ = false;
 };
 
 // Whether the template refuses or omits system messages, found out with a small conversation.
@@ -154,17 +159,35 @@ bool Run::drops_system() const {
   return small({{"user", "?"}}).ok();  // otherwise the template needs variables, and the answer is unknown
 }
 
+// Whether the template omits calls next to an empty content and writes them next to none.
+bool Run::needs_none() const {
+  Conversation c;
+  c.messages_json =
+      R"([{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "123456789", "type": "function", "function": {"name": "the_call", "arguments": {}}}]}])";
+  c.now = c_.now;
+  for (const bool none : {false, true}) {
+    Run run(chat_, c, tokenizer_);
+    run.drop_empty_content_ = none;
+    const auto text = run.adapted();
+    if (text.ok() && text->find("the_call") != std::string::npos) return none;
+  }
+  return false;
+}
+
 Result<std::string> Run::write() {
-  const auto gives = [&](std::string_view name) {
-    return c_.messages_json.find(name) != std::string_view::npos;
-  };
-  const bool system =
-      gives("\"system\"") || std::any_of(c_.messages.begin(), c_.messages.end(),
-                                         [](const ChatMessage& m) { return m.role == "system"; });
+  const bool system = c_.messages_json.find("\"system\"") != std::string_view::npos ||
+                      std::any_of(c_.messages.begin(), c_.messages.end(),
+                                  [](const ChatMessage& m) { return m.role == "system"; });
   fold_system_ = system && drops_system();
+  drop_empty_content_ = gives_calls() && needs_none();
+  return adapted();
+}
+
+Result<std::string> Run::adapted() {
   auto text = once();
   for (bool Run::*adapts : {&Run::shorten_ids_, &Run::join_thoughts_, &Run::write_arguments_}) {
-    if (text.ok() || text.status().code() != Code::kInvalidArgument || !gives("\"tool_call")) break;
+    if (text.ok() || text.status().code() != Code::kInvalidArgument || !gives_calls()) break;
     this->*adapts = true;
     if (auto again = once(); again.ok()) return again;
   }
@@ -198,6 +221,7 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   if (!mark.empty()) THIMBLE_TRY(replace_answer(heap, *messages, mark));
   if (count) messages->items.resize(count);
   if (fold_system_) THIMBLE_TRY(thimble::fold_system(heap, *messages));
+  if (drop_empty_content_) THIMBLE_TRY(thimble::drop_empty_content(heap, *messages));
   if (shorten_ids_) THIMBLE_TRY(thimble::shorten_ids(heap, *messages));
   if (join_thoughts_) THIMBLE_TRY(thimble::join_thoughts(heap, *messages));
   if (write_arguments_) THIMBLE_TRY(thimble::write_arguments(heap, *messages));

@@ -266,6 +266,31 @@ TEST(ChatWriter, WritesThoughtsAndArgumentsAsATemplateTakesThem) {
   EXPECT_EQ(written(ChatWriter::choose(kText), c, marks.tokenizer), ">{\"a\": 1}");
 }
 
+// DeepSeek's first templates write calls only if the content is none, and programs send an empty one.
+TEST(ChatWriter, WritesCallsOfAnAnswerWithoutContent) {
+  const Marks marks(false);
+  const std::string kNone =
+      "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}<{{ c.function.name + ' ' "
+      "+ "
+      "c.function.arguments }}>{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+  const std::string kCalls =
+      R"("tool_calls": [{"id": "c", "function": {"name": "look", "arguments": {}}}]}])";
+  Conversation c;
+  const std::string empty = R"([{"role": "assistant", "content": "", )" + kCalls,
+                    words = R"([{"role": "assistant", "content": "I look.", )" + kCalls;
+  c.messages_json = empty;
+  EXPECT_EQ(written(ChatWriter::choose(kNone), c, marks.tokenizer), "<look {}>");
+  c.messages_json = words;
+  EXPECT_EQ(written(ChatWriter::choose(kNone), c, marks.tokenizer), "I look.");
+  // A template that writes calls next to an empty content gets it.
+  c.messages_json = empty;
+  EXPECT_EQ(written(ChatWriter::choose(
+                        "{% for m in messages %}{{ m.content is none }}{{ m.tool_calls[0].function.name "
+                        "if m.tool_calls }}{% endfor %}"),
+                    c, marks.tokenizer),
+            "Falselook");
+}
+
 // A whole exchange as a server passes it to every published template: a system message; an answer with
 // thoughts, words and a call with an id; and the call's result.
 TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
