@@ -11,11 +11,8 @@ namespace app::serve {
 
 namespace {
 
-constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
 constexpr std::string_view kBareCall = "{\"name\":";  // ignoring white space
-constexpr const char* kSpaces = " \n\r\t";
 constexpr size_t kLongestBeginning = 64;
-constexpr size_t npos = std::string_view::npos;
 
 struct ThoughtMarks {
   const char *open, *close;
@@ -33,129 +30,6 @@ constexpr std::string_view kStartMark = "<|start|>", kChannelMark = "<|channel|>
                            kMessageMark = "<|message|>", kFunctions = "functions.";
 constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>"};
 constexpr size_t kLongestHeader = 512;
-
-std::string_view stripped(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpaces);
-  return first == npos ? "" : text.substr(first, text.find_last_not_of(kSpaces) + 1 - first);
-}
-
-// Removes the white space between the tokens of JSON, and escapes control characters in its texts, which JSON
-// does not allow but models write.
-std::string compact(std::string_view json) {
-  std::string out;
-  bool in_text = false;
-  for (size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_text && c == '\\' && i + 1 < json.size()) {
-      out.append({c, json[++i]});
-    } else if (in_text && static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else if (in_text || std::string_view(kSpaces).find(c) == npos) {
-      in_text ^= c == '"';
-      out += c;
-    }
-  }
-  return out;
-}
-
-// The end of the JSON value that begins at `at`.
-size_t value_end(std::string_view json, size_t at) {
-  size_t depth = 0;
-  bool in_text = false;
-  for (; at < json.size(); ++at) {
-    const char c = json[at];
-    if (in_text) {
-      if (c == '\\')
-        ++at;
-      else
-        in_text = c != '"';
-    } else if (c == '"') {
-      in_text = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if (depth == 0 && (c == ',' || c == ':' || c == '}' || c == ']')) {
-      break;
-    } else if (c == '}' || c == ']') {
-      if (--depth == 0) return at + 1;
-    }
-  }
-  return std::min(at, json.size());
-}
-
-// The text of a member of such an object, in which numbers stay as they were written.
-std::string_view member(std::string_view object, const std::string& name) {
-  std::string_view found;
-  for (size_t at = 1; at < object.size() && object[at] == '"';) {
-    const size_t colon = value_end(object, at), end = value_end(object, colon + 1);
-    if (object.substr(at, colon - at) == "\"" + name + "\"")
-      found = object.substr(colon + 1, end - colon - 1);
-    at = end + 1;
-  }
-  return found;
-}
-
-// The position of the closing mark of a call that begins with a brace. Marks inside its texts do not count.
-size_t find_close(std::string_view body) {
-  bool in_text = false;
-  for (size_t i = 0; i < body.size(); ++i) {
-    if (in_text && body[i] == '\\')
-      ++i;
-    else if (body[i] == '"')
-      in_text = !in_text;
-    else if (!in_text && body[i] == '<' && body.substr(i, kClose.size()) == kClose)
-      return i;
-  }
-  return npos;
-}
-
-Json parse_or_null(const std::string& text) {
-  try {
-    return parse_bounded(text);
-  } catch (const Refusal&) {
-    return nullptr;
-  }
-}
-
-// Returns the arguments of a call as an object. They are written as an object, or as a text that contains
-// one; missing arguments are an empty object. Returns "" for anything else.
-std::string arguments_text(std::string_view written) {
-  if (written.empty() || written == "null") return "{}";
-  const Json value = parse_or_null(std::string(written));
-  if (value.is_object()) return std::string(written);
-  if (!value.is_string()) return "";
-  const std::string inner = compact(value.get_ref<const std::string&>());
-  if (inner.empty()) return "{}";
-  return parse_or_null(inner).is_object() ? inner : "";
-}
-
-// Reads {"name": ..., "arguments": {...}}. Llama writes "parameters" for arguments, and the whole may be the
-// "function" of another object. An object whose arguments have yet another name is not a call, because a call
-// without them would do something else. `bare`: the object has no marks around it, so it is a call only if it
-// has arguments.
-bool read_call(std::string_view written, bool bare, Part& call) {
-  const std::string text = compact(written);
-  const Json whole = parse_or_null(text);
-  if (!whole.is_object()) return false;
-  const Json* function = find_field(whole, "function");
-  const bool wrapped = function && function->is_object();
-  const Json& fields = wrapped ? *function : whole;
-  const std::string_view object = wrapped ? member(text, "function") : std::string_view(text);
-  const Json* name = find_field(fields, "name");
-  if (!name || !name->is_string() || name->get_ref<const std::string&>().empty()) return false;
-  const bool arguments = fields.contains("arguments"), parameters = fields.contains("parameters");
-  if (bare && !arguments && !parameters) return false;
-  for (const auto& [key, value] : fields.items())
-    if (!arguments && !parameters && key != "name" && key != "id" && key != "type") return false;
-  const std::string_view given = member(object, arguments ? "arguments" : "parameters");
-  // The name of the arguments is written with escapes.
-  if (given.empty() && (arguments || parameters)) return false;
-  call.kind = Part::Kind::kCall;
-  call.name = *name;
-  call.arguments = arguments_text(given);
-  return !call.arguments.empty();
-}
 
 }  // namespace
 
@@ -211,13 +85,16 @@ std::string call_id(const Identity& who, size_t index) {
 
 bool is_mark(std::string_view token) {
   const auto is = [&](std::string_view mark) { return token == mark; };
-  return is(kOpen) || is(kClose) || is("<|channel>") ||
+  return is_call_mark(token) || is("<|channel>") ||
          std::any_of(std::begin(kThoughts), std::end(kThoughts),
                      [&](const ThoughtMarks& marks) { return is(marks.open) || is(marks.close); });
 }
 
-AnswerFilter::AnswerFilter(const Opening& opening, bool finds_calls)
-    : finds_calls_(finds_calls), state_(State::kStart), thought_end_(opening.thought_end) {
+AnswerFilter::AnswerFilter(const Opening& opening, const Json& tools)
+    : finds_calls_(!tools.is_null()),
+      types_(tools),
+      state_(State::kStart),
+      thought_end_(opening.thought_end) {
   const bool harmony = opening.kind == Opening::Kind::kHarmony;
   if (opening.goes_on)
     state_ = harmony ? State::kMessage : State::kText;
@@ -269,9 +146,9 @@ std::string AnswerFilter::take(size_t count) {
 }
 
 bool AnswerFilter::start(bool last) {
-  const size_t first = held_.find_first_not_of(kSpaces);
-  if (first == npos && !last) return false;
-  const std::string_view words = first == npos ? "" : std::string_view(held_).substr(first);
+  const size_t first = held_.find_first_not_of(kJsonSpaces);
+  if (first == std::string::npos && !last) return false;
+  const std::string_view words = first == std::string::npos ? "" : std::string_view(held_).substr(first);
   for (const ThoughtMarks& marks : kThoughts) {
     const std::string_view open = marks.open;
     if (words.starts_with(open)) {
@@ -283,7 +160,7 @@ bool AnswerFilter::start(bool last) {
     if (!last && open.starts_with(words)) return false;
   }
   if (finds_calls_ && words.starts_with('{')) {
-    const std::string beginning = compact(words.substr(0, kLongestBeginning));
+    const std::string beginning = compact_json(words.substr(0, kLongestBeginning));
     if (!last && words.size() < kLongestBeginning && kBareCall.starts_with(beginning)) return false;
     state_ = beginning.starts_with(kBareCall) ? State::kBare : State::kText;
     if (state_ == State::kBare) held_.erase(0, first);
@@ -294,8 +171,10 @@ bool AnswerFilter::start(bool last) {
 }
 
 bool AnswerFilter::bare(bool last) {
-  const size_t end = value_end(held_, 0);
-  if (held_[end - 1] == '}' && add_call(held_.substr(0, end), true)) {
+  const size_t end = json_value_end(held_, 0);
+  if (std::vector<ToolCall> calls;
+      held_[end - 1] == '}' && read_json_calls(std::string_view(held_).substr(0, end), true, calls)) {
+    add_calls(std::move(calls));
     held_.erase(0, end);
     state_ = State::kStart;  // another call may follow
     return true;
@@ -307,7 +186,7 @@ bool AnswerFilter::bare(bool last) {
 
 bool AnswerFilter::thought(bool last) {
   const size_t end = held_.find(thought_end_);
-  if (end == npos) {
+  if (end == std::string::npos) {
     add_thought(take(held_.size() - (last ? 0 : begun(held_, thought_end_))));
     return false;
   }
@@ -320,36 +199,36 @@ bool AnswerFilter::thought(bool last) {
 }
 
 bool AnswerFilter::text(bool last) {
-  const size_t open = finds_calls_ ? held_.find(kOpen) : npos;
-  if (open == npos) {
-    add_text(take(held_.size() - (last || !finds_calls_ ? 0 : begun(held_, kOpen))));
+  open_ = finds_calls_ ? find_open_mark(held_) : OpenMark();
+  if (!open_.format) {
+    add_text(take(held_.size() - (last || !finds_calls_ ? 0 : begun_open_mark(held_))));
     return false;
   }
-  add_text(take(open));
-  held_.erase(0, kOpen.size());
+  add_text(take(open_.at));
+  held_.erase(0, open_.mark.size());
   state_ = State::kCall;
   return true;
 }
 
 bool AnswerFilter::call(bool last) {
-  const size_t first = held_.find_first_not_of(kSpaces);
-  if (first == npos && !last) return false;
-  const bool object = first != npos && held_[first] == '{';
-  size_t end = object ? find_close(held_) : npos;
-  if (object && end == npos && !last) return false;
-  if (end == npos) end = held_.size();  // a model may end its turn instead of closing the call
+  std::vector<ToolCall> calls;
+  size_t length = 0;
+  const Found found = read_calls(*open_.format, held_, last, types_, calls, length);
+  if (found == Found::kMore) return false;
   state_ = State::kText;
-  if (object && add_call(held_.substr(0, end), false))
-    held_.erase(0, end + std::min(kClose.size(), held_.size() - end));
-  else
-    add_text(kOpen);  // not a call but a mention of the mark; text and a call may follow it
+  if (found == Found::kCalls) {
+    add_calls(std::move(calls));
+    held_.erase(0, length);
+  } else {
+    add_text(open_.mark);  // not a call but a mention of the mark; text and a call may follow it
+  }
   return true;
 }
 
 bool AnswerFilter::header(bool last) {
   const size_t end = held_.find(kMessageMark);
   const bool plain = !held_.empty() && held_[0] != '<' && held_[0] != ' ';
-  if (plain || end == npos || end > kLongestHeader) {
+  if (plain || end == std::string::npos || end > kLongestHeader) {
     if (!plain && !last && held_.size() < kLongestHeader + kMessageMark.size()) return false;
     if (last && held_.starts_with("<|")) held_.clear();  // a header that was cut off
     if (held_.starts_with(kStartMark)) held_.erase(0, kStartMark.size());
@@ -361,8 +240,8 @@ bool AnswerFilter::header(bool last) {
   const std::string head = take(end);
   held_.erase(0, kMessageMark.size());
   const size_t channel = head.find(kChannelMark), to = head.find("to=");
-  analysis_ = channel != npos && head.compare(channel + kChannelMark.size(), 8, "analysis") == 0;
-  recipient_ = to == npos ? "" : head.substr(to + 3, head.find_first_of(" <", to + 3) - to - 3);
+  analysis_ = channel != std::string::npos && head.compare(channel + kChannelMark.size(), 8, "analysis") == 0;
+  recipient_ = to == std::string::npos ? "" : head.substr(to + 3, head.find_first_of(" <", to + 3) - to - 3);
   if (!finds_calls_ || recipient_.compare(0, kFunctions.size(), kFunctions) != 0) recipient_.clear();
   if (recipient_.empty() && (analysis_ ? thought_before_ : spoke_)) {
     parts_.push_back({analysis_ ? Part::Kind::kThought : Part::Kind::kText, "\n\n", "", ""});
@@ -373,14 +252,14 @@ bool AnswerFilter::header(bool last) {
 }
 
 bool AnswerFilter::message(bool last) {
-  size_t end = npos, held_back = 0;
+  size_t end = std::string::npos, held_back = 0;
   for (const std::string_view mark : kMessageEnds) {
     end = std::min(end, held_.find(mark));
     held_back = std::max(held_back, begun(held_, mark));
   }
-  const bool ended = end != npos || last;
+  const bool ended = end != std::string::npos || last;
   if (recipient_.empty()) {
-    const std::string words = take(end != npos ? end : held_.size() - (last ? 0 : held_back));
+    const std::string words = take(end != std::string::npos ? end : held_.size() - (last ? 0 : held_back));
     (analysis_ ? thought_before_ : spoke_) |= !stripped(words).empty();
     if (analysis_)
       add_thought(words);
@@ -389,14 +268,11 @@ bool AnswerFilter::message(bool last) {
   } else if (ended) {
     const std::string body = take(end);
     const std::string name = recipient_.substr(kFunctions.size());
-    const std::string arguments = arguments_text(compact(body));
-    if (!name.empty() && !arguments.empty()) {
-      space_.clear();
-      parts_.push_back({Part::Kind::kCall, "", name, arguments});
-      beside_ = true;
-    } else {
+    const std::string arguments = arguments_json(compact_json(body));
+    if (!name.empty() && !arguments.empty())
+      add_calls({{name, arguments}});
+    else
       add_text(body);
-    }
   }
   if (!ended) return false;
   if (analysis_) separate();
@@ -417,12 +293,12 @@ void AnswerFilter::separate() {
 }
 
 void AnswerFilter::add_thought(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpaces);
-  if (first == npos) {
+  const size_t first = text.find_first_not_of(kJsonSpaces);
+  if (first == std::string::npos) {
     if (thinks_) thought_space_ += text;
     return;
   }
-  const size_t end = text.find_last_not_of(kSpaces) + 1;
+  const size_t end = text.find_last_not_of(kJsonSpaces) + 1;
   std::string shown;
   if (thinks_) shown.append(std::exchange(thought_space_, {})).append(text.substr(0, first));
   shown.append(text.substr(first, end - first));
@@ -437,12 +313,12 @@ void AnswerFilter::add_text(std::string_view text) {
       parts_.push_back({Part::Kind::kText, shown, "", ""});
     return;
   }
-  const size_t first = text.find_first_not_of(kSpaces);
-  if (first == npos) {
+  const size_t first = text.find_first_not_of(kJsonSpaces);
+  if (first == std::string::npos) {
     space_ += text;
     return;
   }
-  const size_t end = text.find_last_not_of(kSpaces) + 1;
+  const size_t end = text.find_last_not_of(kJsonSpaces) + 1;
   std::string shown;
   if (!beside_) shown.append(space_).append(text.substr(0, first));
   shown.append(text.substr(first, end - first));
@@ -451,13 +327,11 @@ void AnswerFilter::add_text(std::string_view text) {
   beside_ = false;
 }
 
-bool AnswerFilter::add_call(const std::string& body, bool bare) {
-  Part call;
-  if (!read_call(body, bare, call)) return false;
+void AnswerFilter::add_calls(std::vector<ToolCall> calls) {
   space_.clear();
   beside_ = true;
-  parts_.push_back(std::move(call));
-  return true;
+  for (ToolCall& call : calls)
+    parts_.push_back({Part::Kind::kCall, "", std::move(call.name), std::move(call.arguments)});
 }
 
 }  // namespace app::serve

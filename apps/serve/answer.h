@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/serve/calls.h"
 #include "apps/serve/task.h"
 
 namespace app::serve {
@@ -37,15 +38,14 @@ struct Part {
 // Thoughts are the text at the beginning of the answer between marks such as <think> and </think>, and the
 // analysis channel of gpt-oss' format (harmony).
 //
-// Calls are what many models were trained to write: <tool_call>{"name": ..., "arguments": {...}}</tool_call>,
-// the same objects without marks at the beginning of an answer (Llama, small Qwens), and harmony's messages
-// to functions. A call inside a thought belongs to the thought.
+// Calls have marks around them (calls.h), or are JSON objects without marks at the beginning of an answer
+// (Llama, small Qwens), or harmony's messages to functions. A call inside a thought belongs to the thought.
 //
 // Text that does not parse as a call stays text. White space next to thoughts and calls is removed.
 class AnswerFilter {
  public:
-  // `finds_calls`: the request has tools; without it, calls are text.
-  AnswerFilter(const Opening& opening, bool finds_calls);
+  // `tools`: those of the request, an array in OpenAI's form. null: calls are text.
+  AnswerFilter(const Opening& opening, const Json& tools);
   std::vector<Part> push(std::string_view text);
   std::vector<Part> finish();
 
@@ -55,7 +55,7 @@ class AnswerFilter {
     kThought,  // in a thought, up to thought_end_
     kText,
     kBare,    // in an object that may be a call without marks
-    kCall,    // after <tool_call>
+    kCall,    // after a mark that opens calls
     kHeader,  // in the header of a harmony message, up to <|message|>
     kMessage  // in a harmony message, up to the mark that ends it
   };
@@ -73,12 +73,14 @@ class AnswerFilter {
   std::string take(size_t count);
   void add_thought(std::string_view text);
   void add_text(std::string_view text);
-  bool add_call(const std::string& body, bool bare);
+  void add_calls(std::vector<ToolCall> calls);
   void separate();
 
   const bool finds_calls_;
+  const ToolTypes types_;
   State state_;
   std::string thought_end_;
+  OpenMark open_;              // of the call that is read
   std::string held_;           // text whose meaning is not decided yet
   std::string space_;          // white space that is shown if text follows
   std::string thought_space_;  // the same for a thought

@@ -142,7 +142,7 @@ class Message : public AnswerWriter {
       : stream_(asked.stream),
         who_(who),
         one_call_(asked.task.one_call),
-        filter_(asked.task.opening, !asked.task.tools.is_null()) {}
+        filter_(asked.task.opening, asked.task.tools) {}
 
   std::string begin(const Usage& usage) override {
     if (!stream_) return "";

@@ -270,7 +270,7 @@ class ChatCompletion : public Completion {
       : Completion(who, asked, "chatcmpl-", asked.stream ? "chat.completion.chunk" : "chat.completion"),
         who_(who),
         one_call_(asked.task.one_call),
-        filter_(asked.task.opening, !asked.task.tools.is_null()) {}
+        filter_(asked.task.opening, asked.task.tools) {}
 
   std::string begin(const Usage&) override {
     return stream_ ? sse(whole(Json::array({delta({{"role", "assistant"}, {"content", ""}})}))) : "";

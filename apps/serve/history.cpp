@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "apps/serve/json.h"
+
 namespace app::serve {
 
 namespace {
@@ -12,13 +14,6 @@ std::string_view text_of(const Json& message, const char* name) {
   const auto found = message.find(name);
   return found != message.end() && found->is_string() ? std::string_view(found->get_ref<const std::string&>())
                                                       : "";
-}
-
-// Removes the white space around a text, because a client may remove it.
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t first = text.find_first_not_of(kSpace);
-  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
 // The functions and arguments of a message's calls, without the ids, which belong to the wire format.
@@ -34,7 +29,8 @@ Json calls_of(const Json& message) {
 bool same_message(const Json& held, const Json& given) {
   if (text_of(held, "role") != "assistant") return held == given;
   return text_of(given, "role") == "assistant" &&
-         trimmed(text_of(held, "content")) == trimmed(text_of(given, "content")) &&
+         // A client may remove the white space around a text.
+         stripped(text_of(held, "content")) == stripped(text_of(given, "content")) &&
          calls_of(held) == calls_of(given);
 }
 

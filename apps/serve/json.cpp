@@ -96,6 +96,19 @@ Json parse_bounded(std::string_view text) {
   return Json::parse(text);
 }
 
+Json parse_or_null(std::string_view text) {
+  try {
+    return parse_bounded(text);
+  } catch (const Refusal&) {
+    return nullptr;
+  }
+}
+
+std::string_view stripped(std::string_view text) {
+  const size_t first = text.find_first_not_of(kJsonSpaces);
+  return first == text.npos ? "" : text.substr(first, text.find_last_not_of(kJsonSpaces) + 1 - first);
+}
+
 Json parse_object(std::string_view text) {
   Json parsed = parse_bounded(text);
   if (!parsed.is_object()) throw Refusal(400, "the body must be a JSON object");

@@ -18,8 +18,13 @@ namespace app::serve {
 Json parse_bounded(std::string_view text);
 // The same for an object.
 Json parse_object(std::string_view text);
+// The same, but null instead of a Refusal.
+Json parse_or_null(std::string_view text);
 // Refuses the same texts as these functions, without making a value.
 void check_json(std::string_view text);
+constexpr std::string_view kJsonSpaces = " \t\r\n";
+// A text without the white space around it.
+std::string_view stripped(std::string_view text);
 // Writes JSON on one line. Invalid UTF-8 becomes U+FFFD.
 std::string write_json(const Json& json);
 

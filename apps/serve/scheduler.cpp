@@ -55,7 +55,7 @@ TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, in
 Json answer_message(const Task& task, const std::string& text) {
   Json message = {{"role", "assistant"},
                   {"content", task.begun.is_null() ? Json("") : task.begun["content"]}};
-  AnswerFilter filter(task.opening, !task.tools.is_null());
+  AnswerFilter filter(task.opening, task.tools);
   std::vector<Part> parts = filter.push(text), rest = filter.finish();
   parts.insert(parts.end(), rest.begin(), rest.end());
   for (const Part& part : parts) {

@@ -319,6 +319,18 @@ class Harmony(Chain):
         self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
 
 
+class Gemma(Chain):
+    # The marks of calls are control tokens, which have no text.
+    model_of = (TEMPLATE, SPECIAL + ["<|tool_call>", "<tool_call|>"],
+                [["<|assistant|>", "<|tool_call>", "call:add{a:1,b:2}", "<tool_call|>", "<|end|>"]])
+
+    def test_a_call_between_control_tokens_is_made(self):
+        choice = self.server.chat([QUESTION], tools=TOOLS)["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), ("add", ARGUMENTS))
+        self.assertEqual((choice["finish_reason"], choice["message"]["content"]), ("tool_calls", None))
+
+
 # A template that opens the thought itself, unless it is told not to. It supports neither system messages nor
 # long ids.
 THINKER = """\

@@ -8,6 +8,7 @@
 #include "apps/serve/api_openai.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
+#include "tests/support/answer_parts.h"
 
 namespace app::serve {
 namespace {
@@ -54,7 +55,7 @@ TEST(ServeJson, IsBoundedInTextsThatAreJson) {
   const Json message = {{"role", "assistant"}, {"tool_calls", Json::array({call})}};
   const Asked asked = read_chat_completion(parse_object(write_json({{"messages", Json::array({message})}})));
   EXPECT_TRUE(asked.task.messages[0]["tool_calls"][0]["function"]["arguments"].is_string());
-  AnswerFilter filter({}, true);
+  AnswerFilter filter({}, Json::array());
   const std::string text = "<tool_call>{\"name\": \"f\", \"arguments\": " + deep + "</tool_call>";
   std::vector<Part> parts = filter.push(text);
   for (const Part& part : parts) EXPECT_FALSE(part.is_call());
@@ -91,43 +92,6 @@ TEST(ServeStops, GiveWhatWasHeldBackAtTheEnd) {
   EXPECT_EQ(filter.met(), nullptr);
 }
 
-// All parts of an answer that comes in pieces of `size` bytes: texts in brackets, thoughts in braces, calls
-// as NAME(ARGUMENTS).
-std::string parts_of(const std::string& text, size_t size, const Opening& opening, bool finds_calls) {
-  AnswerFilter filter(opening, finds_calls);
-  std::string out, words;
-  auto kind = Part::Kind::kText;
-  const auto close = [&] {
-    if (!words.empty()) out += (kind == Part::Kind::kText ? "[" + words + "]" : "{" + words + "}");
-    words.clear();
-  };
-  const auto add = [&](const std::vector<Part>& parts) {
-    for (const Part& part : parts) {
-      if (part.kind != kind) close();
-      kind = part.kind;
-      words += part.text;
-      if (part.is_call()) out += part.name + "(" + part.arguments + ")";
-    }
-  };
-  for (size_t at = 0; at < text.size(); at += size) add(filter.push(text.substr(at, size)));
-  add(filter.finish());
-  close();
-  return out;
-}
-
-struct Answer {
-  std::string text, parts;
-};
-
-// Expects the same parts for every size of pieces.
-void expect_parts(const std::vector<Answer>& answers, const Opening& opening = {}, bool finds_calls = true) {
-  for (const Answer& answer : answers) {
-    for (size_t size = 1; size <= answer.text.size(); size += 3)
-      EXPECT_EQ(parts_of(answer.text, size, opening, finds_calls), answer.parts)
-          << size << ": " << answer.text;
-  }
-}
-
 const std::string kCall = R"(<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>)";
 
 TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
@@ -147,7 +111,7 @@ TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
       {R"(<tool_call>{"name": "say", "arguments": {"t": "</tool_call>"}}</tool_call>)",
        R"(say({"t":"</tool_call>"}))"},
   });
-  expect_parts({{kCall + " ", "[" + kCall + " ]"}}, {}, false);
+  expect_parts({{kCall + " ", "[" + kCall + " ]"}}, {}, nullptr);
 }
 
 TEST(ServeTools, CallsAreFoundWithoutTheirMarksAtTheBeginning) {
@@ -166,7 +130,7 @@ TEST(ServeTools, CallsAreFoundWithoutTheirMarksAtTheBeginning) {
       {"{", "[{]"},
       {"{" + std::string(100, ' ') + "\"name\": 1}", "[{" + std::string(100, ' ') + "\"name\": 1}]"},
   });
-  expect_parts({{bare, "[" + bare + "]"}}, {}, false);
+  expect_parts({{bare, "[" + bare + "]"}}, {}, nullptr);
 }
 
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
@@ -238,7 +202,7 @@ TEST(ServeThoughts, ChannelsOfHarmony) {
           {"<|start|><|start|>" + std::string(600, 'x'), "[" + std::string(600, 'x') + "]"},
       },
       harmony);
-  expect_parts({{"<|channel|>commentary to=functions.look<|message|>{}<|call|>", "[{}]"}}, harmony, false);
+  expect_parts({{"<|channel|>commentary to=functions.look<|message|>{}<|call|>", "[{}]"}}, harmony, nullptr);
   Opening going_on = harmony;
   going_on.goes_on = true;
   expect_parts({{"ur.<|return|>", "[ur.]"}}, going_on);
