@@ -243,6 +243,18 @@ struct DeltaNet {
   Out y;         // [rows][y_stride]; [value_heads][width]
   DeltaNetParams p;
 };
+// Mamba-2. For each head, with x of the row, B and C of the head's group, which is head * groups / heads, and
+// delta = softplus(dt + dt_bias) (softplus(x) is x above 20):
+//   S = e^(delta a) S + B (delta x)^T;  y = S^T C + d x
+// A step without rows copies the state. NaN stays in the heads of its group, and in its row and later ones.
+struct Ssm {
+  In xbc;            // [rows][xbc_stride]; x: [heads][width], B and C: [groups][state]
+  In dt;             // [rows][dt_stride]; [heads]
+  In dt_bias, a, d;  // f32 [heads]
+  StateArray s;      // f32 [heads][state][width]; from kNoState: zeros
+  Out y;             // [rows][y_stride]; [heads][width]
+  SsmParams p;
+};
 // y = norm(x) act(z), norm(x act(z)), or x act(z), for each vector of `cols`, where norm is that of rms_norm;
 // y may be x.
 struct GatedNorm {
@@ -504,6 +516,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(Activation, activation, kOnAll)      \
   OP(ShortConv, short_conv, kOnAll)       \
   OP(DeltaNet, delta_net, kOnCpu)         \
+  OP(Ssm, ssm, kOnCpu)                    \
   OP(GatedNorm, gated_norm, kOnCpu)       \
   OP(Gate, gate, kOnCpu)                  \
   OP(KvAppend, kv_append, kOnAll)         \

@@ -125,6 +125,25 @@ class Checker {
     need("y", o.y, strided(rows(), p.y_stride, values));
   }
 
+  void operator()(const Ssm& o) {
+    const SsmParams& p = o.p;
+    if (p.groups == 0 || p.heads % p.groups != 0)
+      refuse("was recorded with groups that do not divide its heads");
+    if (p.width == 0 || p.width % 16 != 0 || p.width > kMostSsmWidth)
+      refuse("was recorded with a width that it lacks");
+    if (p.state == 0 || p.state % 16 != 0 || p.state > kMostSsmState)
+      refuse("was recorded with a state that it lacks");
+    const uint64_t values = uint64_t(p.heads) * p.width, keys = uint64_t(p.groups) * p.state;
+    const uint64_t columns = std::max({p.x_column + values, p.b_column + keys, p.c_column + keys});
+    need("xbc", o.xbc, strided(rows(), p.xbc_stride, columns));
+    need("dt", o.dt, strided(rows(), p.dt_stride, uint64_t(p.dt_column) + p.heads));
+    need("dt_bias", o.dt_bias, p.heads * kWord);
+    need("a", o.a, p.heads * kWord);
+    need("d", o.d, p.heads * kWord);
+    state("s", o.s, values * p.state * kWord);
+    need("y", o.y, strided(rows(), p.y_stride, values));
+  }
+
   void operator()(const GatedNorm& o) {
     const GatedNormParams& p = o.p;
     const uint64_t cols = uint64_t(p.groups) * p.cols;

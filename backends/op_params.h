@@ -203,6 +203,21 @@ struct DeltaNetParams {
   uint tiled;
 };
 
+// The most channels of a head of ssm, and the most numbers of its state for each channel.
+#define kMostSsmWidth 256u
+#define kMostSsmState 256u
+
+struct SsmParams {
+  uint heads, groups;  // groups divides heads
+  uint width;          // channels of a head: a multiple of 16, at most kMostSsmWidth
+  uint state;          // numbers of the state for each channel: likewise, at most kMostSsmState
+  uint x_column, b_column, c_column;  // columns of a row of xbc where head 0 and group 0 begin
+  uint xbc_stride;                    // elements between rows of xbc
+  uint dt_column;                     // column of a row of dt where head 0's number is
+  uint dt_stride;                     // elements between rows of dt
+  uint y_stride;                      // elements between rows of y
+};
+
 // Which comes first in gated_norm.
 #define kNormThenGate 0u  // norm(x) act(z)
 #define kGateThenNorm 1u  // norm(x act(z))

@@ -22,6 +22,9 @@ struct ConvolvedRow {
   float* y;
 };
 
+// Rows that the chunk forms of delta_net and ssm process at a time.
+constexpr uint32_t kMixerChunk = 32;
+
 // Consecutive rows of one value head of delta_net.
 struct DeltaRows {
   uint32_t rows, width;
@@ -35,17 +38,40 @@ struct DeltaRows {
   size_t y_stride;
   float* scratch;  // kDeltaScratch floats
 };
-// Rows that the chunk form processes at a time, and the scratch that it needs.
-constexpr uint32_t kDeltaChunk = 32;
-constexpr uint32_t kDeltaScratch =
-    6 * kDeltaChunk * kMostDeltaWidth + 2 * kDeltaChunk * kDeltaChunk + 4 * kDeltaChunk;
+// The scratch that the chunk form needs.
+constexpr uint32_t kDeltaScratch = 6 * kMixerChunk * kMostDeltaWidth + 2 * kMixerChunk * kMixerChunk;
+
+// Consecutive rows of one head of ssm.
+struct SsmRows {
+  uint32_t rows, width, state;
+  const float *x, *b, *c;  // [rows][stride]
+  size_t stride;
+  const float *delta, *decay;  // [rows]; the state decays by e^decay
+  float d;
+  const float* before;  // [state][width]: the state before these rows; null: zeros
+  float* s;             // the state after them; may be `before`
+  float* y;             // [rows][y_stride]
+  size_t y_stride;
+  float* scratch;  // kSsmScratch floats
+};
+// The scratch that the chunk form needs. The products of a group's B and C are at its begin, where all heads
+// of the group find them.
+constexpr uint32_t kSsmScratch =
+    2 * kMixerChunk * kMixerChunk +
+    kMixerChunk * (kMostSsmState > kMostSsmWidth ? kMostSsmState : kMostSsmWidth);
 
 struct MixerKernels {
   void (*convolve)(const ConvolvedRow&);
   // Row by row: each row reads and writes the whole state.
   void (*delta_steps)(const DeltaRows&);
-  // At most kDeltaChunk rows together: the state is read and written once.
+  // At most kMixerChunk rows together: the state is read and written once.
   void (*delta_chunk)(const DeltaRows&);
+  // Row by row.
+  void (*ssm_steps)(const SsmRows&);
+  // At most kMixerChunk rows together. ssm_products fills in the begin of the scratch, for all heads of a
+  // group.
+  void (*ssm_products)(const SsmRows&);
+  void (*ssm_chunk)(const SsmRows&);
   // One group of gated_norm.
   void (*gated_norm)(const GatedNormParams&, const float* x, const float* z, const float* weight, float* y);
   // x = x * sigmoid(g)

@@ -688,6 +688,48 @@ void delta_cases(Bench& b, std::vector<Case>& cases) {
     }
 }
 
+// Mamba-2 of nemotron-3-nano-30B, granite-4-h-tiny, and falcon-h1-7B.
+void ssm_cases(Bench& b, std::vector<Case>& cases) {
+  struct Shape {
+    uint32_t heads, groups, width, state;
+  };
+  for (const uint32_t wanted : {1u, 2048u})
+    for (const Shape s : {Shape{64, 8, 64, 128}, {48, 1, 64, 128}, {24, 1, 128, 256}}) {
+      const uint32_t rows = b.rows(wanted);
+      cases.push_back(
+          {"ssm " + std::to_string(wanted) + (wanted == 1 ? " row, " : " rows, ") + std::to_string(s.heads) +
+               " heads of " + std::to_string(s.width) + " x " + std::to_string(s.state),
+           [rows, s](Operands& o) {
+             const uint32_t values = s.heads * s.width, columns = values + 2 * s.groups * s.state;
+             const View xbc = o.floats(uint64_t(rows) * columns), dt = o.floats(uint64_t(rows) * s.heads),
+                        dt_bias = o.floats(s.heads, -3, 1), a = o.floats(s.heads, -2, -0.1f),
+                        d = o.floats(s.heads), y = o.floats(uint64_t(rows) * values);
+             const uint64_t size = uint64_t(values) * s.state * sizeof(float);
+             const StateArray states{o.bytes(2 * size).slice(0, size), size, 2};
+             const SsmParams p{.heads = s.heads,
+                               .groups = s.groups,
+                               .width = s.width,
+                               .state = s.state,
+                               .x_column = 0,
+                               .b_column = values,
+                               .c_column = values + s.groups * s.state,
+                               .xbc_stride = columns,
+                               .dt_column = 0,
+                               .dt_stride = s.heads,
+                               .y_stride = values};
+             return Work{.model = {.layers = 1, .d_model = values},
+                         .session = {.chunk = rows},
+                         .max_rows = rows,
+                         .step = {.n_rows = rows, .state_from = 0, .state_to = 1},
+                         .op =
+                             [=](Recorder& r, uint32_t) {
+                               r.record(Ssm{xbc, dt, dt_bias, a, d, states, y, p});
+                             },
+                         .bytes = double(xbc.bytes + dt.bytes + y.bytes + 2 * size)};
+           }});
+    }
+}
+
 void mixture_cases(Bench& b, std::vector<Case>& cases) {
   for (const Mixture& m : {kQwen3Moe, kGptOss})
     for (const uint32_t wanted : {1u, 2048u}) {
@@ -1282,6 +1324,7 @@ int run(int count, char** words) {
   dense_cases(bench, cases);
   convolution_cases(bench, cases);
   delta_cases(bench, cases);
+  ssm_cases(bench, cases);
   mixture_cases(bench, cases);
   reading_cases(bench, cases);
   writing_cases(bench, cases);

@@ -415,6 +415,27 @@ const Case kCases[] = {
                         .gates_stride = 10,
                         .y_stride = 128}};
      }},
+    {"ssm", kRows,
+     [](Operands& o) -> Op {
+       return Ssm{o(kRows * (128 + 2 * 64)),
+                  o((kRows - 1) * 9 + 3 + 4),
+                  o(4),
+                  o(4),
+                  o(4),
+                  o.state(4 * 32 * 32),
+                  o(kRows * 4 * 32),
+                  {.heads = 4,
+                   .groups = 2,
+                   .width = 32,
+                   .state = 32,
+                   .x_column = 0,
+                   .b_column = 128,
+                   .c_column = 192,
+                   .xbc_stride = 256,
+                   .dt_column = 3,
+                   .dt_stride = 9,
+                   .y_stride = 128}};
+     }},
     {"gated_norm", kRows,
      [](Operands& o) -> Op {
        const uint32_t elements = (kRows - 1) * 200 + 3 * 32;
@@ -814,6 +835,8 @@ TEST_P(Checks, StepsFitTheirProgram) {
   refuses("short_conv", [](StepParams& s, Heads&) { s.state_to = s.state_from; });  // it is in use
   refuses("delta_net", [](StepParams& s, Heads&) { s.state_from = kSlots; });
   refuses("delta_net", [](StepParams& s, Heads&) { s.state_to = kSlots; });
+  refuses("ssm", [](StepParams& s, Heads&) { s.state_from = kSlots; });
+  refuses("ssm", [](StepParams& s, Heads&) { s.state_to = kSlots; });
   refuses("copy", [](StepParams& s, Heads&) { s.first_logit_row = 1; });
   refuses("copy", [](StepParams& s, Heads&) { s.ring_row = 1; });
 }

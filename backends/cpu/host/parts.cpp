@@ -56,6 +56,9 @@ struct Seconds {
   double operator()(const DeltaNet& o) const {
     return 2 * rows * o.p.value_heads * 8 * o.p.width * o.p.width / kernels().flop_per_second;
   }
+  double operator()(const Ssm& o) const {
+    return 2 * rows * o.p.heads * 5 * o.p.width * o.p.state / kernels().flop_per_second;
+  }
   // Each product is computed once for the sums and once for the weights.
   double operator()(const QueryScore& o) const {
     if (o.p.kind != kQueryRows) return 0;

@@ -68,6 +68,44 @@ void gated_norm(const GatedNormParams& p, const float* x, const float* z, const 
   });
 }
 
+// ---- states ----
+
+// Moves `count` floats of the state before the rows to where it will be after them.
+inline void take_state(const float* before, float* after, size_t count) {
+  if (before == after) return;
+  for (size_t i = 0; i < count; i += kLanes) store(after + i, before ? load(before + i) : Vec{});
+}
+
+// Decays of a chunk's rows, with G_i the sum of the exponents up to row i. From row n on, exponents are 0.
+struct Decays {
+  double sums[kMixerChunk];  // G; differences of floats would lose bits of small exponents
+  float until[kMixerChunk];  // e^G
+  float after[kMixerChunk];  // e^(G_last - G)
+  float last() const { return until[kMixerChunk - 1]; }
+
+  Decays(const float* exponents, uint32_t n) {
+    double sum = 0;
+    for (uint32_t i = 0; i < kMixerChunk; ++i) {
+      if (i < n) sum += static_cast<double>(exponents[i]);
+      sums[i] = sum;
+    }
+    for (uint32_t i = 0; i < kMixerChunk; ++i) {
+      until[i] = static_cast<float>(sums[i]);
+      after[i] = static_cast<float>(sum - sums[i]);
+    }
+    exponentials(until);
+    exponentials(after);
+  }
+  // ratio[j] = e^(G_i - G_j) for j <= i. It is not computed for j > i, where it could overflow.
+  void ratios(uint32_t i, float* ratio) const {
+    for (uint32_t j = 0; j < kMixerChunk; ++j) ratio[j] = j <= i ? static_cast<float>(sums[i] - sums[j]) : 0;
+    exponentials(ratio);
+  }
+  static void exponentials(float* x) {
+    for (uint32_t i = 0; i < kMixerChunk; i += kLanes) store(x + i, exp(load(x + i)));
+  }
+};
+
 // ---- the gated delta rule ----
 // Widths are multiples of 32, and so of kLanes.
 
@@ -85,13 +123,6 @@ inline void unit(const float* x, uint32_t n, float eps, float scale, float* y) {
 }
 
 inline float query_scale(const DeltaRows& d) { return 1.0f / __builtin_sqrtf(static_cast<float>(d.width)); }
-
-// Moves the state before the rows to where it will be after them.
-inline void take_state(const DeltaRows& d) {
-  if (d.before == d.m) return;
-  for (size_t i = 0; i < size_t(d.width) * d.width; i += kLanes)
-    store(d.m + i, d.before ? load(d.before + i) : Vec{});
-}
 
 // Columns of the state that one pass over its rows works on: two sums for each are in registers.
 #if defined(__AVX512F__)
@@ -132,7 +163,7 @@ inline void step_columns(uint32_t width, const float* k, const float* q, float k
 }
 
 void delta_steps(const DeltaRows& d) {
-  if (!d.before) take_state(d);
+  if (!d.before) take_state(d.before, d.m, size_t(d.width) * d.width);
   const float* before = d.before ? d.before : d.m;
   float k[kMostDeltaWidth], q[kMostDeltaWidth];
   for (uint32_t row = 0; row < d.rows; ++row, before = d.m) {
@@ -172,37 +203,41 @@ struct Product {
   size_t c_stride;
   float keep;
 };
-template <bool adds, int rows>
+template <bool adds, int vecs, int rows>
 inline void tile(const Product& p, uint32_t row, uint32_t col) {
-  Vec sums[rows][kTileVecs] = {};
+  Vec sums[rows][vecs] = {};
   const float* a = p.a + row * p.a_row;
   const float* b = p.b + col;
   for (uint32_t k = 0; k < p.depth; ++k, a += p.a_depth, b += p.b_stride) {
-    Vec of[kTileVecs];
-    for (int v = 0; v < kTileVecs; ++v) of[v] = load(b + v * kLanes);
+    Vec of[vecs];
+    for (int v = 0; v < vecs; ++v) of[v] = load(b + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
       const float element = a[r * p.a_row];
-      for (int v = 0; v < kTileVecs; ++v) sums[r][v] += element * of[v];
+      for (int v = 0; v < vecs; ++v) sums[r][v] += element * of[v];
     }
   }
   for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < kTileVecs; ++v) {
+    for (int v = 0; v < vecs; ++v) {
       float* to = p.c + (row + r) * p.c_stride + col + v * kLanes;
       store(to, adds ? p.keep * load(to) + sums[r][v] : sums[r][v]);
     }
 }
-template <bool adds, int rows = kTileRows>
+template <bool adds, int vecs, int rows = kTileRows>
 inline void tile_of(uint32_t wanted, const Product& p, uint32_t row, uint32_t col) {
   if constexpr (rows > 0) {
-    if (wanted >= rows) return tile<adds, rows>(p, row, col);
-    tile_of<adds, rows - 1>(wanted, p, row, col);
+    if (wanted >= rows) return tile<adds, vecs, rows>(p, row, col);
+    tile_of<adds, vecs, rows - 1>(wanted, p, row, col);
   }
 }
+// `cols` is a multiple of 16.
 template <bool adds>
 void multiply(uint32_t rows, uint32_t cols, const Product& p) {
-  for (uint32_t col = 0; col < cols; col += kTileVecs * kLanes)
-    for (uint32_t row = 0; row < rows; row += kTileRows) tile_of<adds>(rows - row, p, row, col);
+  uint32_t col = 0;
+  for (; col + kTileVecs * kLanes <= cols; col += kTileVecs * kLanes)
+    for (uint32_t row = 0; row < rows; row += kTileRows) tile_of<adds, kTileVecs>(rows - row, p, row, col);
+  for (; col < cols; col += kLanes)
+    for (uint32_t row = 0; row < rows; row += kTileRows) tile_of<adds, 1>(rows - row, p, row, col);
 }
 
 // The rows of a chunk see each other through products of their keys, and the state before the chunk through
@@ -211,27 +246,15 @@ void multiply(uint32_t rows, uint32_t cols, const Product& p) {
 //   y_i = e^G_i M^T q_i + sum over j <= i of R_ij (q_i k_j) N_j
 //   M = e^G_last M + sum over j of e^(G_last - G_j) k_j N_j^T
 void delta_chunk(const DeltaRows& d) {
-  constexpr uint32_t kMost = kDeltaChunk;
+  constexpr uint32_t kMost = kMixerChunk;
   const uint32_t n = d.rows, width = d.width;
-  take_state(d);
+  take_state(d.before, d.m, size_t(width) * width);
   float* const units = d.scratch;               // [2 n][width]: keys, then queries
   float* const of_m = units + 2 * n * width;    // [2 n][width]: M^T of them
   float* const news = of_m + 2 * n * width;     // [n][width]: N
   float* const turned = news + n * width;       // [width][kMost]: keys, transposed
   float* const pairs = turned + width * kMost;  // [2 n][kMost]: products of keys and queries with keys
-  float* const decays = pairs + 2 * n * kMost;  // [kMost]: e^G, and what R is made of
-  float* const until_last = decays + kMost;     // [kMost]: e^(G_last - G)
-  double sums[kMost];                           // G; differences of floats would lose bits of small gammas
-  double sum = 0;
-  for (uint32_t i = 0; i < kMost; ++i) {
-    if (i < n) sum += static_cast<double>(d.gamma[i]);
-    sums[i] = sum;
-  }
-  for (uint32_t i = 0; i < kMost; ++i) {
-    decays[i] = static_cast<float>(sums[i]);
-    until_last[i] = static_cast<float>(sum - sums[i]);
-  }
-  for (uint32_t i = 0; i < 2 * kMost; i += kLanes) store(decays + i, exp(load(decays + i)));
+  const Decays decays(d.gamma, n);
 
   for (uint32_t i = 0; i < n; ++i) {
     unit(d.k + i * d.stride, width, d.eps, 1, units + i * width);
@@ -245,15 +268,14 @@ void delta_chunk(const DeltaRows& d) {
 
   for (uint32_t i = 0; i < n; ++i) {
     float ratio[kMost];
-    for (uint32_t j = 0; j < kMost; ++j) ratio[j] = j <= i ? static_cast<float>(sums[i] - sums[j]) : 0;
-    for (uint32_t j = 0; j < kMost; j += kLanes) store(ratio + j, exp(load(ratio + j)));
+    decays.ratios(i, ratio);
     float* const keys = pairs + i * kMost;
     float* const queries = pairs + (n + i) * kMost;
     for (uint32_t j = 0; j <= i; ++j) {
       keys[j] *= d.beta[i] * ratio[j];
       queries[j] *= ratio[j];
     }
-    const float decay = decays[i], beta = d.beta[i];
+    const float decay = decays.until[i], beta = d.beta[i];
     for (uint32_t c = 0; c < width; c += kLeastVecs * kLanes) {
       Vec value[kLeastVecs], y[kLeastVecs];
       for (int v = 0; v < kLeastVecs; ++v) {
@@ -275,8 +297,95 @@ void delta_chunk(const DeltaRows& d) {
   }
   for (uint32_t i = 0; i < n; ++i)
     for (uint32_t c = 0; c < width; c += kLanes)
-      store(units + i * width + c, until_last[i] * load(units + i * width + c));
-  multiply<true>(width, width, {units, 1, width, news, width, n, d.m, width, decays[kMost - 1]});
+      store(units + i * width + c, decays.after[i] * load(units + i * width + c));
+  multiply<true>(width, width, {units, 1, width, news, width, n, d.m, width, decays.last()});
+}
+
+// ---- Mamba-2 ----
+// Widths and states are multiples of 16, and so of kLanes.
+
+// One row, for the columns of `vecs` vectors: S = e^decay S + B (delta x)^T;  y = S^T C + d x.
+template <int vecs>
+inline void ssm_columns(const SsmRows& r, uint32_t row, uint32_t col, float decay, const float* before) {
+  const float* const x = r.x + row * r.stride + col;
+  const float *b = r.b + row * r.stride, *c = r.c + row * r.stride;
+  Vec added[vecs], y[vecs];
+  for (int v = 0; v < vecs; ++v) {
+    added[v] = r.delta[row] * load(x + v * kLanes);
+    y[v] = r.d * load(x + v * kLanes);
+  }
+  for (uint32_t i = 0; i < r.state; ++i) {
+    const float bi = b[i], ci = c[i];
+#pragma GCC unroll 8
+    for (int v = 0; v < vecs; ++v) {
+      const size_t at = size_t(i) * r.width + col + v * kLanes;
+      const Vec of = decay * load(before + at) + bi * added[v];
+      store(r.s + at, of);
+      y[v] += ci * of;
+    }
+  }
+  for (int v = 0; v < vecs; ++v) store(r.y + row * r.y_stride + col + v * kLanes, y[v]);
+}
+
+void ssm_steps(const SsmRows& r) {
+  if (!r.before) take_state(r.before, r.s, size_t(r.state) * r.width);
+  const float* before = r.before ? r.before : r.s;
+  for (uint32_t row = 0; row < r.rows; ++row, before = r.s) {
+    const float decay = exp(broadcast(r.decay[row]))[0];
+    uint32_t col = 0;
+    for (; col + kStepVecs * kLanes <= r.width; col += kStepVecs * kLanes)
+      ssm_columns<kStepVecs>(r, row, col, decay, before);
+    for (; col < r.width; col += kLanes) ssm_columns<1>(r, row, col, decay, before);
+  }
+}
+
+// [rows][kMixerChunk]: products of C of a row with B of each row
+void ssm_products(const SsmRows& r) {
+  float* const pairs = r.scratch;
+  float* const turned = pairs + 2 * kMixerChunk * kMixerChunk;  // [state][kMixerChunk]: B, transposed
+  for (uint32_t j = 0; j < kMixerChunk; ++j)
+    for (uint32_t i = 0; i < r.state; ++i)
+      turned[i * kMixerChunk + j] = j < r.rows ? r.b[j * r.stride + i] : 0;
+  multiply<false>(r.rows, kMixerChunk,
+                  {r.c, r.stride, 1, turned, kMixerChunk, r.state, pairs, kMixerChunk, 0});
+}
+
+// As the gated delta rule without its corrections of values. With G_i the sum of the decays' exponents up to
+// row i and R_ij = e^(G_i - G_j) for j <= i:
+//   y_i = e^G_i S^T C_i + sum over j <= i of R_ij (C_i B_j) delta_j x_j + d x_i
+//   S = e^G_last S + sum over j of e^(G_last - G_j) B_j (delta_j x_j)^T
+void ssm_chunk(const SsmRows& r) {
+  constexpr uint32_t kMost = kMixerChunk;
+  const uint32_t n = r.rows, width = r.width;
+  take_state(r.before, r.s, size_t(r.state) * width);
+  const float* const pairs = r.scratch;
+  float* const weights = r.scratch + kMost * kMost;  // [kMost]: what row i takes of each row
+  float* const added = weights + kMost * kMost;      // [n][width]: what rows add to the state
+  const Decays decays(r.decay, n);
+  multiply<false>(n, width, {r.c, r.stride, 1, r.s, width, r.state, r.y, r.y_stride, 0});
+  for (uint32_t i = 0; i < n; ++i) {
+    decays.ratios(i, weights);
+    for (uint32_t j = 0; j <= i; ++j) weights[j] *= pairs[i * kMost + j] * r.delta[j];
+    const float* const x = r.x + i * r.stride;
+    float* const y = r.y + i * r.y_stride;
+    const float after = decays.after[i] * r.delta[i];
+    uint32_t col = 0;
+    const auto columns = [&]<int vecs>(std::integral_constant<int, vecs>) {
+      Vec sums[vecs];
+      for (int v = 0; v < vecs; ++v)
+        sums[v] = decays.until[i] * load(y + col + v * kLanes) + r.d * load(x + col + v * kLanes);
+      for (uint32_t j = 0; j <= i; ++j)
+        for (int v = 0; v < vecs; ++v) sums[v] += weights[j] * load(r.x + j * r.stride + col + v * kLanes);
+      for (int v = 0; v < vecs; ++v) {
+        store(y + col + v * kLanes, sums[v]);
+        store(added + i * width + col + v * kLanes, after * load(x + col + v * kLanes));
+      }
+      col += vecs * kLanes;
+    };
+    while (col + 4 * kLanes <= width) columns(std::integral_constant<int, 4>());
+    while (col < width) columns(std::integral_constant<int, 1>());
+  }
+  multiply<true>(r.state, width, {r.b, 1, r.stride, added, width, n, r.s, width, decays.last()});
 }
 
 }  // namespace
@@ -286,6 +395,9 @@ const MixerKernels THIMBLE_MIXER_KERNELS = {
     .convolve = convolve,
     .delta_steps = delta_steps,
     .delta_chunk = delta_chunk,
+    .ssm_steps = ssm_steps,
+    .ssm_products = ssm_products,
+    .ssm_chunk = ssm_chunk,
     .gated_norm = gated_norm,
     .gate = gate,
 };

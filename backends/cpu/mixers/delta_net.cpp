@@ -4,6 +4,7 @@
 
 #include "backends/cpu/dense/matmul.h"
 #include "backends/cpu/mixer_kernels.h"
+#include "backends/cpu/mixers/mixers.h"
 #include "backends/cpu/ops.h"
 
 namespace thimble::cpu {
@@ -13,7 +14,6 @@ namespace {
 constexpr uint32_t kLeastChunk = 4;
 static_assert(kDeltaScratch <= kDenseScratch);
 
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 }  // namespace
@@ -27,16 +27,13 @@ void delta_net(const Context& c, const DeltaNet& op) {
     const float* before =
         c.step.state_from == kNoState ? nullptr : slots + c.step.state_from * slot_stride + head * size;
     float* const after = slots + c.step.state_to * slot_stride + head * size;
-    if (rows == 0 && before != after) {
-      for (size_t i = 0; i < size; ++i) after[i] = before ? before[i] : 0;
-      return;
-    }
+    if (rows == 0) copy_state(before, after, size);
     const size_t key = size_t(p.tiled ? head % p.key_heads : head / group) * p.width;
     const size_t value = size_t(head) * p.width;
     const float a = data<float>(op.a)[head], dt = data<float>(op.dt)[head];
-    for (uint32_t first = 0; first < rows; first += kDeltaChunk) {
-      const uint32_t n = std::min(rows - first, kDeltaChunk);
-      float gamma[kDeltaChunk], beta[kDeltaChunk];
+    for (uint32_t first = 0; first < rows; first += kMixerChunk) {
+      const uint32_t n = std::min(rows - first, kMixerChunk);
+      float gamma[kMixerChunk], beta[kMixerChunk];
       for (uint32_t i = 0; i < n; ++i) {
         const float* gates = data<float>(op.gates) + size_t(first + i) * p.gates_stride + head;
         gamma[i] = a * softplus(gates[p.alpha_column] + dt);
