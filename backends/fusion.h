@@ -47,8 +47,8 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
   return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
-         n.p.cols == cols && n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) &&
-         !overlap(n.x, y) && !overlap(n.y, y);
+         n.p.cols == cols && n.p.row_stride == stride && !n.p.x_row_stride && n.p.rows == rows &&
+         !overlap(n.x, n.y) && !overlap(n.x, y) && !overlap(n.y, y);
 }
 inline bool makes_rows(const RmsNorm& n, const Linear& l) {
   return makes_rows(n, l.x, l.p.x_stride, l.p.in_cols, l.p.rows, l.y);

@@ -9,7 +9,7 @@ namespace {
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 class Gates : public OpTest {};
-INSTANTIATE_TEST_SUITE_P(On, Gates, ::testing::Values("cpu"), device_test_name);  // so far
+THIMBLE_OP_TESTS_WITH(Gates, GatedNorm);
 
 TEST_P(Gates, NormBeforeOrAfterTheGate) {
   struct Shape {

@@ -385,11 +385,25 @@ inline std::vector<std::string> device_names() {
   return names;
 }
 
+// The devices whose backend has this op.
+inline std::vector<std::string> device_names_with(const Op& op) {
+  std::vector<std::string> names = device_names();
+  std::erase_if(names, [&](const std::string& name) {
+    return !has_op(op, name.starts_with("cpu") ? kOnCpu : name.starts_with("cuda") ? kOnCuda : kOnVulkan);
+  });
+  return names;
+}
+
 }  // namespace thimble::test
 
 // Runs the TEST_P of a fixture on every device.
 #define THIMBLE_OP_TESTS(fixture)                                                             \
   INSTANTIATE_TEST_SUITE_P(On, fixture, ::testing::ValuesIn(::thimble::test::device_names()), \
+                           ::thimble::test::device_test_name)
+// On every device whose backend has the op.
+#define THIMBLE_OP_TESTS_WITH(fixture, op)                                                           \
+  INSTANTIATE_TEST_SUITE_P(On, fixture,                                                              \
+                           ::testing::ValuesIn(::thimble::test::device_names_with(::thimble::op())), \
                            ::thimble::test::device_test_name)
 // Also runs it in parts, for fixtures whose ops the CPU can divide.
 #define THIMBLE_SHARED_OP_TESTS(fixture)                                                      \

@@ -33,11 +33,17 @@ __device__ float row_sum(float x) {
   return warp_sum(lane < blockDim.x / kWarp ? sums[lane] : 0);
 }
 
-// A row of threads processes a vector of `cols` Vecs (float, float4); `stride` between rows is in Vecs.
+// Vecs (float, float4) of a vector, and between rows and vectors.
+struct Strides {
+  uint32_t cols, x_row, x_group, y_row;
+};
+
+// A row of threads processes a vector.
 template <typename Vec>
 __global__ void __launch_bounds__(kMostThreads)
     rms_norm_kernel(const StepParams* step, RmsNormParams p, const Vec* x, const Vec* __restrict__ weight,
-                    Vec* y, uint32_t cols, uint32_t stride) {
+                    Vec* y, Strides strides) {
+  const uint32_t cols = strides.cols;
   release_successor();
   Vec held_weight[kHeld], held[kHeld];
 #pragma unroll
@@ -46,25 +52,26 @@ __global__ void __launch_bounds__(kMostThreads)
   await_predecessor();
   const uint32_t vector = blockIdx.x * blockDim.y + threadIdx.y, row = vector / p.groups;
   if (row >= row_count(*step, p.rows)) return;
-  const uint64_t at = uint64_t(row) * stride + uint64_t(vector % p.groups) * cols;
+  x += uint64_t(row) * strides.x_row + uint64_t(vector % p.groups) * strides.x_group;
+  y += uint64_t(row) * strides.y_row + uint64_t(vector % p.groups) * cols;
   float sum = 0;
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
-    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held[j] = x[at + c];
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held[j] = x[c];
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
     if (threadIdx.x + j * blockDim.x < cols) sum += squares(held[j]);
-  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) sum += squares(x[at + c]);
+  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) sum += squares(x[c]);
   const float scale = rms_scale(row_sum(sum), p.cols, p.eps);
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
     if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) {
       const Vec normed = scaled(held[j], scale, held_weight[j]);
-      y[at + c] = p.add ? sum_of(y[at + c], normed) : normed;
+      y[c] = p.add ? sum_of(y[c], normed) : normed;
     }
   for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) {
-    const Vec normed = scaled(x[at + c], scale, weight[c]);
-    y[at + c] = p.add ? sum_of(y[at + c], normed) : normed;
+    const Vec normed = scaled(x[c], scale, weight[c]);
+    y[c] = p.add ? sum_of(y[c], normed) : normed;
   }
 }
 
@@ -76,14 +83,18 @@ void launch_with(const Launch& l, const RmsNorm& op) {
       std::min<uint32_t>(static_cast<uint32_t>(round_up(ceil_div(cols, kHeld), kWarp)), kMostThreads);
   const uint32_t height = width == kWarp ? 8 : 1;  // short vectors, such as those of heads, share a block
   launch(l, rms_norm_kernel<Vec>, static_cast<uint32_t>(ceil_div(vectors, height)), dim3(width, height), 0,
-         l.step, op.p, data<Vec>(op.x), data<Vec>(op.weight), data<Vec>(op.y), cols,
-         op.p.row_stride / kFloats);
+         l.step, op.p, data<Vec>(op.x), data<Vec>(op.weight), data<Vec>(op.y),
+         Strides{.cols = cols,
+                 .x_row = (op.p.x_row_stride ? op.p.x_row_stride : op.p.row_stride) / kFloats,
+                 .x_group = (op.p.x_group_stride ? op.p.x_group_stride : op.p.cols) / kFloats,
+                 .y_row = op.p.row_stride / kFloats});
 }
 
 }  // namespace
 
 void rms_norm(const Launch& l, const RmsNorm& op) {
-  uint64_t alignment = (op.p.cols | op.p.row_stride) * sizeof(float);
+  const RmsNormParams& p = op.p;
+  uint64_t alignment = (p.cols | p.row_stride | p.x_row_stride | p.x_group_stride) * sizeof(float);
   for (const float* address : {data<float>(op.x), data<float>(op.weight), data<float>(op.y)})
     alignment |= reinterpret_cast<uint64_t>(address);
   if (alignment % sizeof(float4))

@@ -101,11 +101,6 @@ struct TakesTypes {
   }
   // Arrays of one layer have one format; a chunk may be empty.
   static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
-  bool operator()(const RmsNorm& op) const { return !op.p.x_row_stride && !op.p.x_group_stride; }
-  bool operator()(const ShortConv& op) const {
-    return !op.bias && op.p.act == kActNone && op.p.times_column != kNoColumn &&
-           op.p.gate_column != kNoColumn;
-  }
   bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const KvView& op) const {
     return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
