@@ -521,6 +521,16 @@ Result<std::optional<std::vector<int64_t>>> Gguf::get_ints(std::string_view key)
   return std::optional(std::move(ints));
 }
 
+Result<std::optional<std::vector<bool>>> Gguf::get_bools(std::string_view key) const {
+  const GgufValue* value = find(key);
+  if (!value) return std::optional<std::vector<bool>>();
+  if (!value->is_array || value->type != GgufType::kBool)
+    return wrong_type(name_, key, *value, "an array of bools");
+  std::vector<bool> bools;
+  for (uint64_t i = 0; i < value->count; ++i) bools.push_back(value->bytes[i] != std::byte{0});
+  return std::optional(std::move(bools));
+}
+
 Result<std::optional<std::vector<float>>> Gguf::get_floats(std::string_view key) const {
   const GgufValue* value = find(key);
   if (!value) return std::optional<std::vector<float>>();

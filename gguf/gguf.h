@@ -98,6 +98,7 @@ class Gguf {
   Result<std::optional<std::string_view>> get_string(std::string_view key) const;
   Result<std::optional<std::vector<std::string_view>>> get_strings(std::string_view key) const;
   Result<std::optional<std::vector<int64_t>>> get_ints(std::string_view key) const;
+  Result<std::optional<std::vector<bool>>> get_bools(std::string_view key) const;
   Result<std::optional<std::vector<float>>> get_floats(std::string_view key) const;
   Result<uint64_t> need_uint(std::string_view key) const;
   Result<double> need_float(std::string_view key) const;

@@ -73,6 +73,7 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
       (step == Step::kDecode && traits_of(m, options_).eviction == Eviction::kAfterEachToken))
     retain(l);
   if (step == Step::kRebuild) merge(l);
+  if (m.output_gate) gate(l);
   add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
 }
 
@@ -95,14 +96,82 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
   add_branch(l.recorder, at_.attention, m.out, {}, l.model_layer().post_norm);
 }
 
+void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
+  Recorder& r = l.recorder;
+  const uint32_t stride = m.first_cols();
+  const StateArray& state = at_.states[l.layer];
+  const auto part = [&](uint64_t first, uint64_t bytes) {
+    return StateArray{state.block0.slice(first, bytes), state.slot_stride, state.slots};
+  };
+  const auto project = [&](const Tensor& w, uint32_t column) {
+    linear(r, l.input(), shape_.d_model, w, {}, qkv_columns(column), stride, false);
+  };
+  project(m.qkv, 0);
+  project(m.z, m.z_column());
+  project(m.beta, m.beta_column());
+  project(m.alpha, m.alpha_column());
+  r.record(ShortConv{.x = at_.qkv,
+                     .w = weights_.of(m.conv),
+                     .bias = {},
+                     .tail = part(0, m.tail_bytes()),
+                     .y = at_.middle,
+                     .p = {.channels = m.channels(),
+                           .taps = m.taps(),
+                           .x_column = 0,
+                           .times_column = kNoColumn,
+                           .gate_column = kNoColumn,
+                           .x_stride = stride,
+                           .y_stride = m.channels(),
+                           .act = kActSilu}});
+  r.record(DeltaNet{.qkv = at_.middle,
+                    .gates = at_.qkv,
+                    .a = weights_.of(m.a),
+                    .dt = weights_.of(m.dt),
+                    .m = part(m.tail_bytes(), m.state_bytes() - m.tail_bytes()),
+                    .y = at_.attention,
+                    .p = {.key_heads = m.key_heads,
+                          .value_heads = m.value_heads,
+                          .width = m.width,
+                          .q_column = 0,
+                          .k_column = m.key_cols(),
+                          .v_column = 2 * m.key_cols(),
+                          .qkv_stride = m.channels(),
+                          .alpha_column = m.alpha_column(),
+                          .beta_column = m.beta_column(),
+                          .gates_stride = stride,
+                          .y_stride = m.value_cols(),
+                          .eps = model_.norm_epsilon,
+                          .tiled = m.tiled}});
+  r.record(GatedNorm{.x = at_.attention,
+                     .z = at_.qkv,
+                     .weight = weights_.of(m.norm),
+                     .y = at_.attention,
+                     .p = {.cols = m.width,
+                           .groups = m.value_heads,
+                           .row_stride = m.value_cols(),
+                           .z_stride = stride,
+                           .z_column = m.z_column(),
+                           .eps = model_.norm_epsilon,
+                           .order = kNormThenGate,
+                           .act = kActSilu,
+                           .weight_per_group = 0}});
+  add_branch(r, at_.attention, m.out, {}, l.model_layer().post_norm);
+}
+
 void Decoder::project_qkv(const LayerStep& l) const {
   Recorder& r = l.recorder;
   const AttentionMixer& m = l.attention();
   const uint32_t k = m.q_cols(), v = k + m.kv_cols();
-  linear(r, l.input(), shape_.d_model, m.q, m.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
+  if (m.output_gate)
+    linear(r, l.input(), shape_.d_model, m.q, m.q_bias, at_.middle, m.middle_cols(), false);
+  else
+    linear(r, l.input(), shape_.d_model, m.q, m.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
   linear(r, l.input(), shape_.d_model, m.k, m.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
   linear(r, l.input(), shape_.d_model, m.v, m.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
-  if (m.q_norm) qk_norm(l, m.q_norm, 0, m.heads);
+  if (m.output_gate)
+    separate_queries(l);
+  else if (m.q_norm)
+    qk_norm(l, m.q_norm, 0, m.heads);
   if (m.k_norm) qk_norm(l, m.k_norm, k, m.kv_heads);
 }
 
@@ -365,7 +434,18 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                               .chosen = f.route.chosen}});
   if (!f.shared.gate) return;
   // The shared expert comes last, because its result may overwrite the input of all experts.
+  if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);
   glu(r, at_.norm, f.shared);
+  if (f.shared_gate)
+    r.record(Gate{.g = at_.router_logits,
+                  .x = at_.ffn,
+                  .p = {.cols = f.shared.gate.rows,
+                        .groups = 1,
+                        .x_stride = f.shared.gate.rows,
+                        .g_stride = 1,
+                        .g_column = 0,
+                        .g_group_stride = 0,
+                        .g_cols = 1}});
   add_branch(r, at_.ffn, f.shared.down, {}, {});
 }
 
@@ -579,6 +659,36 @@ void Decoder::qk_norm(const LayerStep& l, const Tensor& weight, uint32_t first_c
                                   .eps = model_.norm_epsilon,
                                   .rows = kStepRows,
                                   .add = 0}});
+}
+
+// Norms the queries, which alternate with the gates of their heads, into the rows with keys and values.
+void Decoder::separate_queries(const LayerStep& l) const {
+  const AttentionMixer& m = l.attention();
+  l.recorder.record(RmsNorm{.x = at_.middle,
+                            .weight = weights_.of(m.q_norm),
+                            .y = qkv_columns(0),
+                            .p = {.cols = m.head_dim,
+                                  .groups = m.heads,
+                                  .row_stride = dimensions_.qkv_cols,
+                                  .eps = model_.norm_epsilon,
+                                  .rows = kStepRows,
+                                  .add = 0,
+                                  .x_row_stride = m.middle_cols(),
+                                  .x_group_stride = 2 * m.head_dim}});
+}
+
+// Multiplies the output of attention by the sigmoids of the gates that came with the queries.
+void Decoder::gate(const LayerStep& l) const {
+  const AttentionMixer& m = l.attention();
+  l.recorder.record(Gate{.g = at_.middle,
+                         .x = at_.attention,
+                         .p = {.cols = m.head_dim,
+                               .groups = m.heads,
+                               .x_stride = m.q_cols(),
+                               .g_stride = m.middle_cols(),
+                               .g_column = m.head_dim,
+                               .g_group_stride = 2 * m.head_dim,
+                               .g_cols = m.head_dim}});
 }
 
 void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,

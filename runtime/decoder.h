@@ -56,6 +56,7 @@ class Decoder {
   void layer_block(const LayerStep&, Step) const;
   void mix(const LayerStep&, Step, const AttentionMixer&) const;
   void mix(const LayerStep&, Step, const ShortConvMixer&) const;
+  void mix(const LayerStep&, Step, const DeltaNetMixer&) const;
   void project_qkv(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   bool grows_queries() const;
@@ -79,6 +80,8 @@ class Decoder {
   void scale(Recorder&, View x, View y, ScaleParams) const;  // of d_model columns unless `cols` is set
   void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight) const;
   void qk_norm(const LayerStep&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
+  void separate_queries(const LayerStep&) const;
+  void gate(const LayerStep&) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
   Weight embedding() const;

@@ -58,8 +58,9 @@ struct Dimensions {
   uint32_t largest_list = 0;    // most entries that a row attends to
   uint32_t qkv_cols =
       0;  // the stride of rows of queries, keys and values: (H + 2 Hkv) dh of the widest layer
-  // The columns of the widest mixer: of the rows that it computes first, and of the rows that it returns.
-  uint32_t mixer_cols = 0, mixed_cols = 0;
+  // The columns of the widest mixer: of the rows that it computes first, of those in between, and of the rows
+  // that it returns.
+  uint32_t mixer_cols = 0, middle_cols = 0, mixed_cols = 0;
   uint32_t state_slots = 0;  // slots for the states of recurrent layers; 0: the model has none
   // The most tokens that may wait. The most that may have been read since the latest eviction, if the model
   // is recurrent: after a rewind, some of them wait again.

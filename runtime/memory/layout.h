@@ -39,9 +39,9 @@ struct Layout {
   std::vector<LayerPool> layers;
   // The states of each layer's recurrent mixer, in slots. Empty: it has none.
   std::vector<StateArray> states;
-  // The buffers of a step's rows; f32 [chunk][...] unless noted. `qkv` holds what a mixer computes first, and
-  // `attention` what it returns.
-  View x, norm, qkv, attention;
+  // The buffers of a step's rows; f32 [chunk][...] unless noted. `qkv` holds what a mixer computes first,
+  // `middle` what some mixers need in between, and `attention` what it returns.
+  View x, norm, qkv, middle, attention;
   // [chunk][d_ff]; with experts: [chunk][chosen][d_ff], followed by [chunk][d_ff_shared].
   View ffn;
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "runtime/model/delta_net.h"
 #include "runtime/model/families.h"
 
 namespace thimble {
@@ -134,6 +135,7 @@ struct Sizes {
   ExpertSizes experts;        // route.experts is 0: the model has none
   uint32_t dense_layers = 0;  // the first layers, which have no experts
   uint32_t taps = 0;          // of short convolutions
+  DeltaNetSizes delta_net;    // of layers with linear attention
 
   // The layers that the file counts.
   uint32_t blocks() const { return static_cast<uint32_t>(layers.size()) + draft_layers; }
@@ -236,8 +238,14 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSou
       sizes.layers[i].d_ff = static_cast<uint32_t>(std::min(gate->shape[1], kMaxWidth));
   THIMBLE_TRY(by_layer("attention.head_count", kMaxHeads, nullptr, &LayerSizes::heads));
   THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads,
-                       family.short_conv));
+                       family.short_conv || family.delta_net != DeltaNetHeads::kNone));
   if (family.short_conv) THIMBLE_TRY(count("shortconv.l_cache", kMostTaps, std::nullopt, sizes.taps));
+  if (family.delta_net != DeltaNetHeads::kNone) {
+    THIMBLE_LET(recurrent, load_recurrent_layers(gguf, prefix, sizes.blocks()));
+    for (uint32_t i = 0; i < layers; ++i)
+      if (recurrent[i]) sizes.layers[i].kv_heads = 0;
+    THIMBLE_SET(sizes.delta_net, load_delta_net_sizes(gguf, prefix));
+  }
   for (LayerSizes& layer : sizes.layers) {
     if (!layer.kv_heads) continue;  // no attention
     if (layer.heads % layer.kv_heads != 0)
@@ -288,13 +296,13 @@ ModelShape largest(const Sizes& sizes) {
 
 // Loads query, key and value: from parts of a fused matrix, or from one matrix each.
 Status load_qkv(TensorSource& tensors, const std::string& block, uint32_t d_model, AttentionMixer& m) {
-  const uint32_t q_rows = m.q_cols(), kv_rows = m.kv_cols();
+  const uint32_t q_rows = (m.output_gate ? 2 : 1) * m.q_cols(), kv_rows = m.kv_cols();
   if (const std::string fused = block + "attn_qkv.weight"; tensors.has(fused)) {
-    THIMBLE_LET(qkv, tensors.matrix(fused, m.qkv_cols(), d_model));
+    THIMBLE_LET(qkv, tensors.matrix(fused, q_rows + 2 * uint64_t(kv_rows), d_model));
     m.q = qkv.row_range(0, q_rows);
     m.k = qkv.row_range(q_rows, kv_rows);
     m.v = qkv.row_range(q_rows + kv_rows, kv_rows);
-    THIMBLE_LET(bias, tensors.vector_if_any(block + "attn_qkv.bias", m.qkv_cols()));
+    THIMBLE_LET(bias, tensors.vector_if_any(block + "attn_qkv.bias", qkv.rows));
     if (!bias) return {};
     m.q_bias = bias.part(0, q_rows);
     m.k_bias = bias.part(q_rows, kv_rows);
@@ -313,6 +321,7 @@ Status load_qkv(TensorSource& tensors, const std::string& block, uint32_t d_mode
 Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& block, const Family& family,
                                       uint32_t d_model, const LayerSizes& sizes) {
   AttentionMixer m{.heads = sizes.heads, .kv_heads = sizes.kv_heads, .head_dim = sizes.head_dim};
+  m.output_gate = family.delta_net != DeltaNetHeads::kNone;
   THIMBLE_TRY(load_qkv(tensors, block, d_model, m));
   if (family.qk_norm != QkNorm::kNone) {
     const bool all = family.qk_norm == QkNorm::kAllHeads;
@@ -363,6 +372,8 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
+  if (d_ff_shared && family.shared_gate)
+    THIMBLE_SET(f.shared_gate, tensors.matrix(block + "ffn_gate_inp_shexp.weight", 1, d_model));
   if (family.choice_bias) THIMBLE_SET(f.choice_bias, tensors.vector(block + "exp_probs_b.bias", count));
   if (!family.biases) return f;
   THIMBLE_SET(f.router_bias, tensors.vector(block + "ffn_gate_inp.bias", count));
@@ -385,7 +396,8 @@ Status load_norms(TensorSource& tensors, const std::string& block, const Family&
   return {};
 }
 
-Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& family, const Sizes& sizes) {
+Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& family, const Sizes& sizes,
+                         Model& model) {
   const std::string block = "blk." + std::to_string(index) + ".";
   const LayerSizes& its = sizes.layers[index];
   Layer layer;
@@ -393,6 +405,8 @@ Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& fa
   Mixer& mixer = layer.mixers.emplace_back();
   if (its.kv_heads)
     THIMBLE_SET(mixer, load_attention(tensors, block, family, sizes.d_model, its));
+  else if (family.delta_net != DeltaNetHeads::kNone)
+    THIMBLE_SET(mixer, load_delta_net(tensors, block, family, sizes.delta_net, model));
   else
     THIMBLE_SET(mixer, load_short_conv(tensors, block, sizes.d_model, sizes.taps));
   if (sizes.experts.route.experts && index >= sizes.dense_layers)
@@ -493,6 +507,10 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
   THIMBLE_TRY(load_scales(gguf, family, model));
   sizes.experts.route.scale = model.residual_scale;  // the experts' output is added to the stream
+  if (family.shared_gate) {
+    THIMBLE_LET(scale, read_scale(gguf, prefix + ".expert_weights_scale", 1));
+    sizes.experts.route.scale *= scale;
+  }
   const bool windowed = family.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, family, model));
   THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
@@ -522,7 +540,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    THIMBLE_LET(layer, load_layer(tensors, i, family, sizes));
+    THIMBLE_LET(layer, load_layer(tensors, i, family, sizes, model));
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;

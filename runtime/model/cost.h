@@ -22,14 +22,22 @@ inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 
 // The cost of a matrix: its bytes, and the operations for one row.
 inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
-// The same for all matrices of a mixer or of a feed-forward. Its vectors are too small to count, and so is
-// its state, which a step reads and writes once.
+// The same for all matrices of a mixer or of a feed-forward. Its vectors are too small to count.
 template <typename Part>
 Cost product_cost(const Part& part) {
   Cost sum;
   for (const Tensor& t : part.tensors())
     if (t.rows > 1) sum += product_cost(t);
   return sum;
+}
+// The cost of a mixer's state, which a step reads and writes once, and the operations for one row. The delta
+// rule multiplies a state by a key and by a query, and adds a product to it.
+template <typename Mixer>
+Cost state_cost(const Mixer& m) {
+  return {2.0 * static_cast<double>(m.state_bytes()), 0};
+}
+inline Cost state_cost(const DeltaNetMixer& m) {
+  return {2.0 * static_cast<double>(m.state_bytes()), 6.0 * m.value_cols() * m.width};
 }
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const AttentionMixer&);

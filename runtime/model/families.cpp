@@ -32,6 +32,26 @@ constexpr Family lfm2moe() {
   a.gating_from_file = a.choice_bias = true;
   return a;
 }
+constexpr Family kQwen35 = {.name = "qwen35",
+                            .pairing = kRopeHalves,
+                            .qk_norm = QkNorm::kEachHead,
+                            .ffn_norm = "post_attention_norm",
+                            .rope = {.alternates = true},
+                            .delta_net = DeltaNetHeads::kTiled};
+constexpr Family qwen35moe() {
+  Family a = kQwen35;
+  a.name = "qwen35moe";
+  a.experts = HasExperts::kAlways;
+  a.shared_expert = a.shared_gate = true;
+  return a;
+}
+constexpr Family qwen3next() {
+  Family a = qwen35moe();
+  a.name = "qwen3next";
+  a.rope.alternates = false;
+  a.delta_net = DeltaNetHeads::kGrouped;
+  return a;
+}
 constexpr Family named(Family a, const char* name) {
   a.name = name;
   return a;
@@ -83,6 +103,9 @@ constexpr Family kFamilies[] = {
      .own_output = true},
     kLfm2,
     lfm2moe(),
+    kQwen35,
+    qwen35moe(),
+    qwen3next(),
 };
 
 }  // namespace

@@ -13,6 +13,9 @@ enum class HasExperts {
   kAlways  // always; with a width of their own
 };
 
+// Which key head a value head of delta_net uses (DeltaNetParams::tiled).
+enum class DeltaNetHeads { kNone, kTiled, kGrouped };
+
 // The meaning of the keys and tensors of an architecture (the facts are those of llama.cpp).
 struct Family {
   const char* name;
@@ -40,8 +43,11 @@ struct Family {
   bool choice_bias = false;       // the choice of experts has a bias
   // Whether an expert that every token uses exists besides the others, if the file gives its width.
   bool shared_expert = false;
+  bool shared_gate = false;  // the shared expert has a gate, and the file may give a scale of all experts
   // Whether layers without KV heads have a short convolution instead of attention.
   bool short_conv = false;
+  // Whether layers have linear attention (delta_net) if the file says so, and the others an output gate.
+  DeltaNetHeads delta_net = DeltaNetHeads::kNone;
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
 };

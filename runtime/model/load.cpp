@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 
 namespace thimble {
 namespace {
@@ -46,6 +47,22 @@ Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t la
     return {};
   }
   return set_count(gguf, key, max, static_cast<uint64_t>(number), count);
+}
+
+Result<Tensor> reorder(const Tensor& matrix, std::span<const Rows> rows, Model& model) {
+  Tensor ordered = matrix;
+  ordered.rows = 0;
+  for (const Rows& range : rows) ordered.rows += range.count;
+  THIMBLE_LET(pages, Pages::allocate(ordered.bytes()));
+  std::byte* to = pages.data();
+  for (const Rows& range : rows) {
+    const Tensor from = matrix.row_range(range.first, range.count);
+    std::memcpy(to, from.data, from.bytes());
+    to += from.bytes();
+  }
+  ordered.data = pages.data();
+  model.reordered.push_back({std::move(pages), ordered.bytes()});
+  return ordered;
 }
 
 bool TensorSource::has_any(const std::string& begin) const {

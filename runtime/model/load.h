@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -65,6 +66,13 @@ class TensorSource {
   std::vector<bool> taken_;
 };
 
+// Rows of a matrix: `count` from `first` on.
+struct Rows {
+  uint32_t first, count;
+};
+// A matrix of these rows, one range after the other, in host memory that the model owns.
+Result<Tensor> reorder(const Tensor& matrix, std::span<const Rows> rows, Model& model);
+
 // retainer.cpp: the prefix of a sidecar's keys: "retainer.", or "locret." in files that are older than the
 // other kinds. Refuses a file without a retainer.
 Result<std::string> retainer_prefix(const Gguf& gguf);
@@ -80,6 +88,8 @@ struct RopeRules {
   bool scales_windows = true;     // windowed layers use the scaling of the other layers
   bool reads_window_base = true;  // the file may set another base for windowed layers, key freq_base_swa
   double window_base = 0;         // the base of windowed layers if it does not; 0: that of the others
+  // Whether pairs alternate between positions in time and in an image (IMROPE), which are equal in text.
+  bool alternates = false;
 };
 // rope.cpp: loads the RoPE schemes. `prefix` is the architecture's name, with which every key begins.
 // model.shape and model.info must already be filled.

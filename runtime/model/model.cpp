@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/fnv1a.h"
@@ -174,6 +175,7 @@ ModelShape Model::shape_of(const Layer& layer) const {
 std::vector<std::span<const std::byte>> Model::memory() const {
   std::vector<std::span<const std::byte>> all;
   for (const GgufFile& file : files_) all.push_back(file.map.bytes());
+  for (const ReorderedMatrix& matrix : reordered) all.emplace_back(matrix.pages.data(), matrix.bytes);
   return all;
 }
 
@@ -206,7 +208,10 @@ std::vector<Tensor> Retainer::tensors() const {
 }
 
 uint64_t Model::host_bytes() const {
-  return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
+  const uint64_t matrices =
+      std::accumulate(reordered.begin(), reordered.end(), reordered.capacity() * sizeof(ReorderedMatrix),
+                      [](uint64_t sum, const ReorderedMatrix& matrix) { return sum + matrix.bytes; });
+  return matrices + sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
          layers.capacity() * (sizeof(Layer) + sizeof(Mixer)) + layer_of_run.capacity() * sizeof(uint32_t) +
          chat_template.capacity() + chat.host_bytes() +
          (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity() +

@@ -10,6 +10,7 @@
 
 #include "backends/backend.h"
 #include "base/mapped_file.h"
+#include "base/system.h"
 #include "gguf/gguf.h"
 #include "runtime/model/controller.h"
 #include "runtime/model/placed_tensors.h"
@@ -27,6 +28,12 @@ struct Tensor {
   uint64_t bytes() const { return dtype_bytes(type, uint64_t(rows) * cols); }
   Tensor row_range(uint32_t first, uint32_t count) const;  // rows of a fused matrix
   Tensor part(uint32_t first, uint32_t count) const;       // elements of a vector, which is f32
+};
+
+// A matrix in host memory, because the file has its rows in another order.
+struct ReorderedMatrix {
+  Pages pages;
+  uint64_t bytes = 0;
 };
 
 // The rotation of keys and queries: the data for a table of backends/backend.h of any number of positions.
@@ -54,7 +61,10 @@ struct AttentionMixer {
   uint32_t first_run = 0;
   uint32_t window = 0;  // each token attends to so many most recent tokens, itself included; 0: to all
   bool rotates = true;  // false: queries and keys are not rotated (smollm3)
-  Tensor q, k, v;       // row ranges of one matrix if the file fuses them (phi3)
+  // Whether the output is multiplied by the sigmoid of a gate (qwen3.5). The rows of q are then, for each
+  // head, those of its query and those of its gate, and there is a q_norm of each head.
+  bool output_gate = false;
+  Tensor q, k, v;                 // row ranges of one matrix if the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
   Tensor q_norm, k_norm;          // f32, over the channels of each head (qwen3) or of all heads (olmo2)
   Tensor sinks;                   // f32 [heads]: logits without a value (gpt-oss)
@@ -66,12 +76,14 @@ struct AttentionMixer {
   uint32_t kv_cols() const { return kv_heads * head_dim; }
   uint32_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 
-  // What every mixer says: its tensors, the columns of the rows that it computes first and of those that it
-  // returns before its last matrix, and the bytes of its state.
+  // What every mixer says: its tensors; the columns of the rows that it computes first, of those in between
+  // (here queries with gates), and of those that it returns before its last matrix; and the bytes of its
+  // state.
   std::vector<Tensor> tensors() const {
     return {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, sinks, output, output_bias};
   }
   uint32_t first_cols() const { return qkv_cols(); }
+  uint32_t middle_cols() const { return output_gate ? 2 * q_cols() : 0; }
   uint32_t last_cols() const { return q_cols(); }
   uint64_t state_bytes() const { return 0; }
 };
@@ -88,10 +100,42 @@ struct ShortConvMixer {
 
   std::vector<Tensor> tensors() const { return {in, conv, out}; }
   uint32_t first_cols() const { return in.rows; }
+  uint32_t middle_cols() const { return 0; }
   uint32_t last_cols() const { return channels(); }
   uint64_t state_bytes() const { return uint64_t(taps() - 1) * channels() * sizeof(float); }
 };
-using Mixer = std::variant<AttentionMixer, ShortConvMixer>;
+
+// Linear attention by the gated delta rule (qwen35, qwen3next). A convolution over the last `taps` tokens of
+// each channel makes queries, keys and values; each value head has a matrix from keys to values as its
+// state; and its output is normed and gated. The state is the convolution's tail, and then the matrices.
+struct DeltaNetMixer {
+  uint32_t key_heads = 0, value_heads = 0, width = 0;  // channels of a key and of a value
+  bool tiled = false;                                  // which key head a value head uses: see delta_net
+  Tensor qkv;          // [channels][d_model]: queries, keys, values of all heads
+  Tensor z;            // [value_cols][d_model]: the output's gate
+  Tensor beta, alpha;  // [value_heads][d_model]
+  Tensor conv;         // f32 [channels][taps], oldest token first
+  Tensor a, dt;        // f32 [value_heads]
+  Tensor norm;         // f32 [width], of each value head's output
+  Tensor out;          // [d_model][value_cols]
+
+  uint32_t key_cols() const { return key_heads * width; }
+  uint32_t value_cols() const { return value_heads * width; }
+  uint32_t channels() const { return 2 * key_cols() + value_cols(); }
+  uint32_t taps() const { return conv.cols; }
+  // The columns of the rows that it computes first, after the channels of the convolution.
+  uint32_t z_column() const { return channels(); }
+  uint32_t beta_column() const { return z_column() + value_cols(); }
+  uint32_t alpha_column() const { return beta_column() + (value_heads + 63) / 64 * 64; }  // aligned
+  uint64_t tail_bytes() const { return uint64_t(taps() - 1) * channels() * sizeof(float); }
+
+  std::vector<Tensor> tensors() const { return {qkv, z, beta, alpha, conv, a, dt, norm, out}; }
+  uint32_t first_cols() const { return alpha_column() + value_heads; }
+  uint32_t middle_cols() const { return channels(); }
+  uint32_t last_cols() const { return value_cols(); }
+  uint64_t state_bytes() const { return tail_bytes() + uint64_t(value_cols()) * width * sizeof(float); }
+};
+using Mixer = std::variant<AttentionMixer, ShortConvMixer, DeltaNetMixer>;
 
 // The feed-forward of one expert, or of a layer without experts. Empty tensors: there is none.
 struct Dense {
@@ -106,11 +150,12 @@ struct Experts {
   Tensor gate, up, down;                 // the matrices of all experts, one after the other
   Tensor gate_bias, up_bias, down_bias;  // f32 (gpt-oss)
   Dense shared;                          // of the expert that processes every token (granite)
+  Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)
 
   uint32_t d_ff() const { return down.cols; }  // of one expert
   std::vector<Tensor> tensors() const {
-    return {gate,      up,      down,      router,      router_bias, choice_bias,
-            gate_bias, up_bias, down_bias, shared.gate, shared.up,   shared.down};
+    return {gate,    up,        down,        router,    router_bias, choice_bias, gate_bias,
+            up_bias, down_bias, shared.gate, shared.up, shared.down, shared_gate};
   }
 };
 using FeedForward = std::variant<Dense, Experts>;
@@ -209,6 +254,7 @@ class Model {
   // may follow: fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
   Tensor token_embedding, output_norm, output;
   std::vector<Layer> layers;  // empty for a vocabulary-only file
+  std::vector<ReorderedMatrix> reordered;
   // The layer of each run: the KV heads of the first layer, then those of the next one.
   std::vector<uint32_t> layer_of_run;
   Tokenizer tokenizer;
@@ -225,13 +271,14 @@ class Model {
   Result<ChatWriter> chat_named(std::string_view name) const;
   const Gguf& gguf() const { return gguf_; }
   std::span<const GgufFile> files() const { return files_; }
-  // The bytes of the files, and how many of them are in physical memory now.
+  // The bytes of the files and of the matrices in host memory, which contain all tensors.
   std::vector<std::span<const std::byte>> memory() const;
+  // The bytes of the files that are in physical memory now.
   uint64_t resident_bytes() const;
   // Whether the files still have all bytes that were mapped (MappedFile::check_whole).
   Status check_files() const;
   // The bytes of host memory of the model's tables (vocabulary, merges, tensor table), estimated from their
-  // contents.
+  // contents, and of the matrices in host memory.
   uint64_t host_bytes() const;
   // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors. For a
   // layer that has neither, it uses the norms after attention and feed-forward.

@@ -74,6 +74,27 @@ Result<double> read_base(const Gguf& gguf, const std::string& key, double fallba
   return base;
 }
 
+// Checks that no pair of channels turns by the fourth position, which is 0 in text. Of each three pairs, one
+// turns by the position in time, one by the height and one by the width, as long as the sections allow.
+Status check_sections(const Gguf& gguf, const std::string& key, uint32_t pairs) {
+  THIMBLE_LET(sections, gguf.get_ints(key));
+  if (!sections) return {};
+  int64_t sum = 0;
+  bool possible = sections->size() == 4;
+  for (const int64_t section : *sections) {
+    possible = possible && section >= 0 && section <= int64_t(kMaxHeadDim);
+    sum += possible ? section : 0;
+  }
+  if (!possible || sum == 0)
+    return error(Code::kFormat, "%s: key %s does not hold four sections", gguf.name().c_str(),
+                 in_quotes(key).c_str());
+  for (int64_t i = 0; i < pairs; ++i)
+    if (const int64_t at = i % sum; at >= 3 * (*sections)[size_t(at % 3)])
+      return error(Code::kUnsupported, "%s: key %s has sections that do not rotate by text positions",
+                   gguf.name().c_str(), in_quotes(key).c_str());
+  return {};
+}
+
 // The scaling of a base's frequencies.
 struct Scaling {
   double factor = 1;
@@ -109,6 +130,7 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
   if (rope.n_rot % 2 != 0)
     return error(Code::kFormat, "%s: key '%sdimension_count' is %" PRIu32 ", which is odd",
                  gguf.name().c_str(), keys.c_str(), rope.n_rot);
+  if (rules.alternates) THIMBLE_TRY(check_sections(gguf, keys + "dimension_sections", rope.n_rot / 2));
   THIMBLE_LET(base, read_base(gguf, keys + "freq_base", 10000));
   double window_base = rules.window_base != 0 ? rules.window_base : base;
   if (rules.reads_window_base) {

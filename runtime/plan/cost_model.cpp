@@ -10,11 +10,12 @@ CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies
     : full_keys_(full_key_cost(model)) {
   for (const Layer& layer : model.layers) {
     for (const Mixer& mixer : layer.mixers)
-      layers_ += std::visit([](const auto& m) { return product_cost(m); }, mixer);
+      layers_ += std::visit([](const auto& m) { return product_cost(m) + state_cost(m); }, mixer);
     if (layer.has_window())
       windows_.push_back({double(layer.attention()->window), key_cost(*layer.attention())});
     if (const auto* experts = std::get_if<Experts>(&layer.feed_forward)) {
-      layers_ += product_cost(experts->router) + product_cost(experts->shared);
+      layers_ +=
+          product_cost(experts->router) + product_cost(experts->shared) + product_cost(experts->shared_gate);
       experts_ += product_cost(Dense{experts->gate, experts->up, experts->down});
       expert_share_ = double(experts->route.chosen) / experts->route.experts;
     } else {

@@ -18,7 +18,7 @@ class CostModel {
   Cost run(double rows, double entries, bool chunk, bool logits) const;
 
  private:
-  Cost layers_;              // the weights of all layers without the experts that are chosen
+  Cost layers_;              // the weights and states of all layers, without the experts that are chosen
   Cost experts_;             // the weights of all experts of all layers
   double expert_share_ = 1;  // the fraction of the experts that a row uses
   Cost output_;              // the output matrix

@@ -185,6 +185,7 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
       std::visit(
           [&](const auto& m) {
             d.mixer_cols = std::max(d.mixer_cols, m.first_cols());
+            d.middle_cols = std::max(d.middle_cols, m.middle_cols());
             d.mixed_cols = std::max(d.mixed_cols, m.last_cols());
           },
           mixer);

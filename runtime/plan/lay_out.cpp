@@ -98,6 +98,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   // The buffers of attention and of the feed-forward are never used at the same time, so they share memory.
   const uint64_t before_attention = workspace.mark();
   l.qkv = workspace.place(rows * d.mixer_cols * f32);
+  if (d.middle_cols) l.middle = workspace.place(rows * d.middle_cols * f32);
   l.attention = workspace.place(rows * d.mixed_cols * f32);
   l.ml = workspace.place(rows * s.heads * 2 * f32);
   policies.retention->place(setting, pool, workspace);

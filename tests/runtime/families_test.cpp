@@ -16,7 +16,8 @@ namespace {
 
 constexpr const char* kFamilies[] = {"gemma3",     "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
                                      "smollm3",    "granite", "olmo2",    "olmo3",   "granitemoe_shared",
-                                     "ministral3", "lfm2",    "lfm2moe"};
+                                     "ministral3", "lfm2",    "lfm2moe",  "qwen35",  "qwen35moe",
+                                     "qwen3next"};
 constexpr uint32_t kText = 200;
 // The tolerance of logits against dense attention: that of expect_close(), times 4 because one rounding may
 // exchange two experts with almost equal scores.

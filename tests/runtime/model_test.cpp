@@ -503,7 +503,8 @@ TEST(Model, RefusesOtherArchitectures) {
   expect_refused(
       tiny_model("mamba"), Code::kUnsupported,
       "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
-      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe)");
+      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe, qwen35, "
+      "qwen35moe, qwen3next)");
 }
 
 TEST(Model, RefusesAnAdapterAsAModel) {

@@ -3,19 +3,23 @@
 
 #include <algorithm>
 
+#include "backends/cpu/host/cpu_device.h"
+#include "backends/cpu/kernels.h"
 #include "tests/support/reference_model.h"
 #include "tests/support/saved_sessions.h"
 #include "tests/support/seeded_model.h"
+#include "tests/support/spy_device.h"
 #include "tests/support/synthetic_model.h"
 
 namespace thimble::test {
 namespace {
 
-class States : public ::testing::Test {
+// Models with short convolutions, and with linear attention, whose states consist of two parts.
+class States : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
-    model_ = family_model("lfm2", "states");
+    model_ = family_model(GetParam(), "states");
   }
   std::vector<int32_t> tokens(size_t count, uint64_t seed = 7) const {
     return seeded_tokens(count, model_->shape.vocab, seed);
@@ -24,6 +28,8 @@ class States : public ::testing::Test {
 
   std::shared_ptr<const Model> model_;
 };
+INSTANTIATE_TEST_SUITE_P(Of, States, ::testing::Values("lfm2", "qwen35"),
+                         [](const auto& family) { return std::string(family.param); });
 
 SessionOptions dense() { return {.pool = 400, .chunk = 64, .max_new = 64}; }
 SessionOptions window() {
@@ -42,7 +48,7 @@ std::vector<float> logits_of(Session& session) {
 }
 
 // A chunk and one row at a time compute the same states up to rounding, so a wrong row of a state would show.
-TEST_F(States, DoNotDependOnHowTheTextIsCut) {
+TEST_P(States, DoNotDependOnHowTheTextIsCut) {
   const std::vector<int32_t> text = tokens(150);
   const std::vector<float> expected = read(*open(dense()), text);
   for (const uint32_t chunk : {1u, 2u, 3u, 7u, 150u}) {
@@ -57,7 +63,7 @@ TEST_F(States, DoNotDependOnHowTheTextIsCut) {
   expect_close(logits, expected);
 }
 
-TEST_F(States, RewindToAPromptsEndIsExact) {
+TEST_P(States, RewindToAPromptsEndIsExact) {
   const auto session = open(dense());
   const std::vector<float> first = read(*session, tokens(100)), second = read(*session, tokens(50, 8));
   for (const int32_t token : tokens(5, 9)) accept(*session, token);
@@ -72,7 +78,7 @@ TEST_F(States, RewindToAPromptsEndIsExact) {
 }
 
 // Between snapshots, the tokens after the snapshot are read again.
-TEST_F(States, RewindReadsTokensAfterTheSnapshotAgain) {
+TEST_P(States, RewindReadsTokensAfterTheSnapshotAgain) {
   const auto session = open(dense());
   read(*session, tokens(100));
   const std::vector<int32_t> more = tokens(20, 9);
@@ -91,7 +97,7 @@ TEST_F(States, RewindReadsTokensAfterTheSnapshotAgain) {
   EXPECT_EQ(read(*session, tokens(100)), read(*open(dense()), tokens(100)));
 }
 
-TEST_F(States, OfTheLatestEvictionAreTheOldestToReturnTo) {
+TEST_P(States, OfTheLatestEvictionAreTheOldestToReturnTo) {
   const auto session = open(window());
   read(*session, tokens(200));
   const uint64_t evicted_at = session->state().last_eviction;
@@ -111,7 +117,7 @@ TEST_F(States, OfTheLatestEvictionAreTheOldestToReturnTo) {
 }
 
 // A long text makes more snapshots than there are slots.
-TEST_F(States, AreKeptAtSeveralPositionsOfALongText) {
+TEST_P(States, AreKeptAtSeveralPositionsOfALongText) {
   SessionOptions o = dense();
   o.pool = 1000;
   const auto session = open(o);
@@ -132,7 +138,7 @@ TEST_F(States, AreKeptAtSeveralPositionsOfALongText) {
 
 // Many short turns after an eviction make more snapshots than there are slots. The eviction's own snapshot
 // stays.
-TEST_F(States, OfAnEvictionStayThroughManyTurns) {
+TEST_P(States, OfAnEvictionStayThroughManyTurns) {
   const auto session = open(window());
   read(*session, tokens(200));
   const uint64_t earlier = session->state().last_eviction;
@@ -160,7 +166,7 @@ TEST(SequenceOfStates, WithOneSnapshotKeepsTheLatestEndOfAPrompt) {
   EXPECT_EQ(s.earliest(), 14u);
 }
 
-TEST_F(States, AreClonedWithTheirSnapshots) {
+TEST_P(States, AreClonedWithTheirSnapshots) {
   const auto session = open(dense());
   read(*session, tokens(100));
   for (const int32_t token : tokens(10, 9)) accept(*session, token);
@@ -170,7 +176,7 @@ TEST_F(States, AreClonedWithTheirSnapshots) {
   EXPECT_EQ(accept(*twin, 6), accept(*session, 6));
 }
 
-TEST_F(States, AreSavedAndRestoredWithTheirSnapshots) {
+TEST_P(States, AreSavedAndRestoredWithTheirSnapshots) {
   for (const SessionOptions& o : {dense(), window()}) {
     SCOPED_TRACE(policy_name(o.retention));
     const auto session = open(o);
@@ -190,20 +196,25 @@ TEST_F(States, AreSavedAndRestoredWithTheirSnapshots) {
 }
 
 // A session with a smaller budget has fewer slots. It takes the latest end of a prompt and leaves out others.
-TEST_F(States, OfAFileAreLeftOutWhereThereIsNoRoom) {
+TEST(StatesOfAFile, AreLeftOutWhereThereIsNoRoom) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
   // The longest convolution has the largest states, of which a small budget holds only a few.
-  model_ = SyntheticFile("tiny-lfm2 f16 FILE --seed 4 --sharp 3 --set shortconv.l_cache=8", "states_lfm2_8")
-               .open();
+  const auto model =
+      SyntheticFile("tiny-lfm2 f16 FILE --seed 4 --sharp 3 --set shortconv.l_cache=8", "states_lfm2_8")
+          .open();
+  const auto tokens = [&](size_t count, uint64_t seed) {
+    return seeded_tokens(count, model->shape.vocab, seed);
+  };
   SessionOptions o = dense();
   o.pool = 120, o.chunk = 32;
-  const auto session = open(o);
+  const auto session = open_session(model, o);
   const uint64_t turns = 10;
   for (uint64_t i = 0; i < turns; ++i) read(*session, tokens(10, i));
   for (const int32_t token : tokens(5, 9)) accept(*session, token);
   ASSERT_EQ(session->state().snapshots.size(), turns);
   const SessionBytes saved = save(*session);
   o.budget = session->plan().total;
-  const auto restored = open(o);
+  const auto restored = open_session(model, o);
   const size_t room = restored->plan().dimensions.state_slots - 2;
   ASSERT_LT(room, turns);
   restore(*restored, saved);
@@ -217,7 +228,7 @@ TEST_F(States, OfAFileAreLeftOutWhereThereIsNoRoom) {
   }
 }
 
-TEST_F(States, AreNotTouchedByAScoredTextThatWasInterrupted) {
+TEST_P(States, AreNotTouchedByAScoredTextThatWasInterrupted) {
   const auto whole = open(dense()), broken = open(dense());
   const std::vector<int32_t> text = tokens(120, 4);
   std::vector<float> expected(text.size()), got(text.size());
@@ -228,6 +239,71 @@ TEST_F(States, AreNotTouchedByAScoredTextThatWasInterrupted) {
   must(broken->score(text, got));
   EXPECT_EQ(got, expected);
   EXPECT_EQ(accept(*broken, 3), accept(*whole, 3));
+}
+
+// The scratch of one layer's heads, and the slot that a step writes, are in use when it is interrupted.
+TEST_P(States, AreTheSameAfterAnInterruptInEveryPart) {
+  const double part_seconds = 200e3 / cpu::kernels().flop_per_second;
+  const auto device = std::make_shared<SpyDevice>(must(open_cpu_device(1, part_seconds)));
+  const auto whole = open(dense()), broken = open_session(model_, dense(), device);
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    broken->interrupt();
+  };
+  size_t interrupts = 0;
+  const auto finish = [&](const auto& call) {
+    Status status;
+    while ((status = call()).code() == Code::kInterrupted) ++interrupts;
+    must(status);
+  };
+  const std::vector<int32_t> text = tokens(150);
+  read(*whole, text);
+  finish([&] { return broken->feed(text); });
+  finish([&] { return broken->flush(); });
+  EXPECT_GT(interrupts, 50u);
+  EXPECT_EQ(logits_of(*broken), logits_of(*whole));
+  for (const int32_t token : tokens(3, 9)) {
+    finish([&] { return broken->accept(token); });
+    must(whole->accept(token));
+  }
+  EXPECT_EQ(logits_of(*broken), logits_of(*whole));
+
+  // A step that was interrupted and then left.
+  device->before_submit = {};
+  must(whole->rewind(150)), must(broken->rewind(150));
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    broken->interrupt();
+  };
+  EXPECT_EQ(broken->accept(7).code(), Code::kInterrupted);
+  device->before_submit = {};
+  must(broken->rewind(150));
+  EXPECT_EQ(accept(*broken, 8), accept(*whole, 8));
+}
+
+TEST_P(States, DoNotDependOnThreads) {
+  const std::vector<int32_t> text = tokens(150);
+  std::vector<float> expected;
+  for (const uint32_t threads : {1u, 2u, 3u}) {
+    const auto session = open_session(model_, dense(), must(open_cpu_device(threads)));
+    std::vector<float> logits = read(*session, text);
+    for (const int32_t token : tokens(4, 9)) logits = accept(*session, token);
+    if (expected.empty()) expected = logits;
+    EXPECT_EQ(logits, expected) << threads;
+  }
+}
+
+TEST_P(States, RewindToAnyPosition) {
+  SessionOptions o = dense();
+  o.chunk = 32;
+  const auto session = open(o);
+  const std::vector<int32_t> text = tokens(200);
+  read(*session, text);
+  const auto unbroken = open(o);
+  for (const uint64_t position : {199u, 170u, 129u, 128u, 97u, 64u, 33u, 1u}) {
+    must(session->rewind(position));
+    must(unbroken->reset());
+    // Snapshots are at borders of chunks, so the tokens after one are read as they would be at first.
+    EXPECT_EQ(logits_of(*session), read(*unbroken, first_of(text, position))) << position;
+  }
 }
 
 }  // namespace
