@@ -184,20 +184,24 @@ struct Scale {
   In positions = {};  // as in kv_append; empty: rows have consecutive positions
 };
 // Mixture of experts. A row's token goes to the `chosen` experts with the best router logits; ties go to the
-// lower expert. A slot is one pair of a row and an expert that serves it. Slots are ordered by expert and
-// then by row, so the slots of an expert are contiguous.
+// lower expert. With a bias or groups, the weights decide, before they are divided by their sum, plus the
+// bias. Only experts of the best groups are then chosen. The value of a group is the sum of its two best
+// experts' values; ties go to the lower group. A slot is one pair of a row and an expert that serves it.
+// Slots are ordered by expert and then by row, so the slots of an expert are contiguous.
 struct Route {
-  In logits;   // [rows][experts], may contain values that are not finite; NaN is chosen last
+  In logits;   // [rows][experts], may contain values that are not finite; NaN counts as -inf
   In bias;     // f32 [experts], added only for the choice; or empty
   Out first;   // uint [experts + 1]: the first slot of each expert
   Out row;     // uint [rows * chosen]: the row of each slot
   Out weight;  // f32 [rows * chosen]: the weight of the slot's output
   RouteParams p;
+  In each = {};  // f32 [experts]: factors of the weights, applied last; or empty
 };
 // h[slot] = act(Wg x + bg) * (Wu x + bu), where x is the slot's row and W belongs to its expert
 struct ExpertGlu {
-  In x;                   // [rows][in_cols]
-  Weight gate, up;        // [experts * out_cols][in_cols]
+  In x;  // [rows][in_cols]
+  // [experts][out_cols][in_cols], with rows_between other rows between two experts
+  Weight gate, up;
   In gate_bias, up_bias;  // f32 [experts][out_cols], or empty
   In first, row;          // outputs of route
   Out h;                  // [rows * chosen][out_cols]

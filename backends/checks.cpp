@@ -59,7 +59,11 @@ class Checker {
     if (p.chosen == 0 || p.chosen > p.experts)
       refuse("was recorded with more experts to choose than there are");
     need("logits", o.logits, rows() * p.experts * kWord);
+    if (p.groups && (p.groups > kMostGroups || p.experts % p.groups != 0 || p.groups_used > p.groups ||
+                     p.chosen > p.groups_used * (p.experts / p.groups)))
+      refuse("was recorded with groups that do not contain the experts to choose");
     if (o.bias) need("bias", o.bias, p.experts * kWord);
+    if (o.each) need("each", o.each, p.experts * kWord);
     need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
     need("row", o.row, rows() * p.chosen * kWord);
     need("weight", o.weight, rows() * p.chosen * kWord);
@@ -68,8 +72,8 @@ class Checker {
   void operator()(const ExpertGlu& o) {
     const ExpertGluParams& p = o.p;
     need("x", o.x, rows() * p.in_cols * kWord);
-    expert_matrix(o.gate, p);
-    expert_matrix(o.up, p);
+    expert_matrix(o.gate, p, p.rows_between);
+    expert_matrix(o.up, p, p.rows_between);
     if (o.gate_bias) need("gate_bias", o.gate_bias, uint64_t(p.experts) * p.out_cols * kWord);
     if (o.up_bias) need("up_bias", o.up_bias, uint64_t(p.experts) * p.out_cols * kWord);
     if (p.act == kActGeluErf) refuse("was recorded with an activation that it lacks");
@@ -564,11 +568,12 @@ class Checker {
       need("matrix", w, dtype_bytes(w.type, uint64_t(rows) * cols));
   }
 
-  // The same for the matrices of all experts, stored one after the other.
+  // The same for the matrices of all experts, with some rows between two of them.
   template <typename Params>
-  void expert_matrix(const Weight& w, const Params& p) {
-    if (uint64_t(p.experts) * p.out_cols > UINT32_MAX) return refuse("was recorded with too many experts");
-    matrix(w, p.experts * p.out_cols, p.in_cols);
+  void expert_matrix(const Weight& w, const Params& p, uint32_t rows_between = 0) {
+    const uint64_t rows = p.experts * (uint64_t(p.out_cols) + rows_between) - rows_between;
+    if (rows > UINT32_MAX) return refuse("was recorded with too many experts");
+    matrix(w, static_cast<uint32_t>(rows), p.in_cols);
   }
 
   // The bounds that the program sets for these KV heads so far.

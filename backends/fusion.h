@@ -70,13 +70,14 @@ inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
 inline bool makes_slots(const Route& r, const ExpertGlu& g) {
   return same(r.first, g.first) && same(r.row, g.row) && r.p.experts == g.p.experts &&
          r.p.chosen == g.p.chosen && !overlap(r.logits, g.h) && !overlap(r.bias, g.h) &&
-         !overlap(r.weight, g.h) && !overlap(r.weight, g.x);
+         !overlap(r.each, g.h) && !overlap(r.weight, g.h) && !overlap(r.weight, g.x);
 }
 
 // Whether a linear uses the slots of this route, and the route reads nothing that the linear writes.
 inline bool makes_slots(const Route& r, const ExpertLinear& l) {
   return same(r.first, l.first) && same(r.weight, l.weight) && r.p.experts == l.p.experts &&
-         r.p.chosen == l.p.chosen && !overlap(r.logits, l.y) && !overlap(r.bias, l.y);
+         r.p.chosen == l.p.chosen && !overlap(r.logits, l.y) && !overlap(r.bias, l.y) &&
+         !overlap(r.each, l.y);
 }
 
 // Whether an in-place norm of head vectors computes the columns that a kv_append reads from `column` on, or

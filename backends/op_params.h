@@ -76,6 +76,10 @@ struct HeadState {
 #define kRouteSoftmax 0u          // softmax over all experts; the best ones keep their weights
 #define kRouteSoftmaxOfChosen 1u  // softmax over the best logits only
 #define kRouteSigmoid 2u          // sigmoid of each logit; the best ones
+#define kRouteSqrtSoftplus 3u     // sqrt(log(1 + exp(logit))); the best ones
+
+// The largest number of groups of experts.
+#define kMostGroups 32u
 
 #define kCisHead 0u      // the output of the retainer
 #define kCisPosition 1u  // the position of the token, which keeps the most recent ones
@@ -146,9 +150,13 @@ struct GluParams {
 struct RouteParams {
   uint experts;
   uint chosen;  // number of experts per row
-  uint kind;    // kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid
-  uint share;   // 1: the weights of a row are divided by their sum
+  uint kind;    // kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid, kRouteSqrtSoftplus
+  uint share;   // 1: the weights of a row are divided by their sum, or by 2^-14 if that is larger
   float scale;  // factor of the weights, applied after that
+  // The experts form this many groups of neighbours, of which a row uses the best groups_used ones. 0: it may
+  // use all experts.
+  uint groups THIMBLE_INITIALLY(0);
+  uint groups_used THIMBLE_INITIALLY(0);
 };
 
 struct ExpertGluParams {
@@ -157,6 +165,8 @@ struct ExpertGluParams {
   uint act;
   uint experts;
   uint chosen;
+  // Rows between the matrices of two experts: 0, or out_cols if gate and up are parts of one tensor.
+  uint rows_between THIMBLE_INITIALLY(0);
 };
 
 struct ExpertLinearParams {

@@ -399,6 +399,14 @@ void Decoder::feed_forward(const LayerStep& l, const Dense& f) const {
   add_branch(l.recorder, at_.ffn, f.down, {}, l.model_layer().post_ffn_norm);
 }
 
+// Rows of a matrix in device memory.
+static Weight rows_of(Weight w, uint32_t first, uint32_t count) {
+  const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
+  static_cast<View&>(w) = w.slice(first * row_bytes, count * row_bytes);
+  w.rows = count;
+  return w;
+}
+
 void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   Recorder& r = l.recorder;
   linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
@@ -408,9 +416,15 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                  .row = at_.expert_row,
                  .weight = at_.expert_weight,
                  .p = f.route});
+  Weight gate = weights_.of(f.gate), up = weights_.of(f.up);
+  const bool fused = !f.up;
+  if (fused) {
+    up = rows_of(gate, f.d_ff(), gate.rows - f.d_ff());
+    gate = rows_of(gate, 0, gate.rows - f.d_ff());
+  }
   r.record(ExpertGlu{.x = at_.norm,
-                     .gate = weights_.of(f.gate),
-                     .up = weights_.of(f.up),
+                     .gate = gate,
+                     .up = up,
                      .gate_bias = weights_.of(f.gate_bias),
                      .up_bias = weights_.of(f.up_bias),
                      .first = at_.expert_first,
@@ -420,7 +434,8 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                            .out_cols = f.d_ff(),
                            .act = model_.act,
                            .experts = f.route.experts,
-                           .chosen = f.route.chosen}});
+                           .chosen = f.route.chosen,
+                           .rows_between = fused ? f.d_ff() : 0}});
   r.record(ExpertLinear{.h = at_.ffn,
                         .w = weights_.of(f.down),
                         .bias = weights_.of(f.down_bias),

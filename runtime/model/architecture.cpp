@@ -364,8 +364,12 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
   const uint32_t count = sizes.route.experts, d_ff = sizes.d_ff, d_ff_shared = sizes.d_ff_shared;
   Experts f{.route = sizes.route};
   THIMBLE_SET(f.router, tensors.matrix(block + "ffn_gate_inp.weight", count, d_model));
-  THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, d_model));
-  THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, d_model));
+  if (const std::string fused = block + "ffn_gate_up_exps.weight"; tensors.has(fused)) {
+    THIMBLE_SET(f.gate, tensors.matrices(fused, count, 2 * uint64_t(d_ff), d_model));
+  } else {
+    THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, d_model));
+    THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, d_model));
+  }
   THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, d_model, d_ff));
   if (d_ff_shared) {
     THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));

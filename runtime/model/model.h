@@ -145,9 +145,11 @@ struct Dense {
 
 struct Experts {
   RouteParams route = {};
-  Tensor router, router_bias;            // [experts][d_model], f32 [experts]
-  Tensor choice_bias;                    // f32 [experts], added for the choice of experts only (lfm2moe)
-  Tensor gate, up, down;                 // the matrices of all experts, one after the other
+  Tensor router, router_bias;  // [experts][d_model], f32 [experts]
+  Tensor choice_bias;          // f32 [experts], added for the choice of experts only (lfm2moe)
+  // The matrices of all experts, one after the other. If the file fuses gate and up, `gate` contains both: of
+  // each expert first the rows of the gate. `up` is then empty.
+  Tensor gate, up, down;
   Tensor gate_bias, up_bias, down_bias;  // f32 (gpt-oss)
   Dense shared;                          // of the expert that processes every token (granite)
   Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)

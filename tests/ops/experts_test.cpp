@@ -22,8 +22,9 @@ class Experts : public OpTest {
     size_for(m, s);
   }
 
-  void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased,
-                   uint32_t room = 2);  // rows that the program has in addition
+  // room: rows that the program has in addition; each: whether there are factors of weights
+  void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased, uint32_t room = 2,
+                   bool each = false);
   struct Shape {
     uint32_t experts, chosen, rows, in_cols, out_cols;
     DType type;
@@ -31,6 +32,7 @@ class Experts : public OpTest {
     bool biased = false;
     uint32_t max_rows = 0;  // 0: two more than rows
     bool routed = false;    // the program also chooses the experts
+    bool fused = false;     // gate and up are in one tensor
   };
   void check_experts(const Shape&);
 };
@@ -43,7 +45,7 @@ struct Routed {
 };
 
 Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, uint32_t rows,
-              const RouteParams& p) {
+              const RouteParams& p, const std::vector<float>& each = {}) {
   struct Slot {
     uint32_t expert, row;
     double weight;
@@ -54,6 +56,8 @@ Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, 
     std::vector<double> share(l, l + p.experts);
     if (p.kind == kRouteSigmoid)
       for (double& s : share) s = 1 / (1 + std::exp(-s));
+    if (p.kind == kRouteSqrtSoftplus)
+      for (double& s : share) s = std::sqrt(std::log1p(std::exp(s)));
     if (p.kind == kRouteSoftmax) {
       const double peak = *std::max_element(share.begin(), share.end());
       for (double& s : share) s = std::exp(s - peak);
@@ -63,10 +67,23 @@ Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, 
     std::vector<uint32_t> order(p.experts);
     std::iota(order.begin(), order.end(), 0u);
     const auto preference = [&](uint32_t e) {
-      return bias.empty() ? double{l[e]} : share[e] + double{bias[e]};
+      if (bias.empty()) return p.groups ? share[e] : double{l[e]};
+      return share[e] + double{bias[e]};
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](uint32_t a, uint32_t b) { return preference(a) > preference(b); });
+    if (p.groups) {
+      const auto group_of = [&](uint32_t e) { return e / (p.experts / p.groups); };
+      std::vector<double> value(p.groups);
+      std::vector<uint32_t> best(p.groups), counted(p.groups);
+      for (const uint32_t e : order)
+        if (counted[group_of(e)]++ < 2) value[group_of(e)] += preference(e);
+      std::iota(best.begin(), best.end(), 0u);
+      std::stable_sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) { return value[a] > value[b]; });
+      best.resize(p.groups_used);
+      std::erase_if(
+          order, [&](uint32_t e) { return std::find(best.begin(), best.end(), group_of(e)) == best.end(); });
+    }
     order.resize(p.chosen);
     double sum = 0;
     for (const uint32_t e : order) {
@@ -74,7 +91,10 @@ Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, 
       sum += share[e];
     }
     const bool divides = p.share || p.kind == kRouteSoftmaxOfChosen;
-    for (const uint32_t e : order) slots.push_back({e, r, share[e] / (divides ? sum : 1) * double{p.scale}});
+    for (const uint32_t e : order)
+      slots.push_back({e, r,
+                       share[e] / (divides ? std::max(sum, 0x1p-14) : 1) * double{p.scale} *
+                           (each.empty() ? 1 : double{each[e]})});
   }
   std::stable_sort(slots.begin(), slots.end(),
                    [](const Slot& a, const Slot& b) { return a.expert < b.expert; });
@@ -87,15 +107,18 @@ Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, 
   return out;
 }
 
-void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased, uint32_t room) {
+void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased, uint32_t room,
+                          bool has_each) {
   SCOPED_TRACE(::testing::Message() << p.chosen << " of " << experts << ", " << rows << " rows, kind "
                                     << p.kind << ", share " << p.share << ", scale " << p.scale << ", bias "
-                                    << biased);
+                                    << biased << ", " << p.groups_used << " of " << p.groups
+                                    << " groups, each " << has_each);
   clear();
   Random random{experts * 31 + rows + p.kind};
   const uint32_t max_rows = rows + room;
   const std::vector<float> logits = random.floats(size_t(rows) * experts, -6, 6),
-                           bias = random.floats(biased ? experts : 0, -2, 2);
+                           bias = random.floats(biased ? experts : 0, -2, 2),
+                           each = random.floats(has_each ? experts : 0, 0.5f, 2);
   size_for_experts(experts, p.chosen, 64, 64, max_rows);
   const View first = output<uint32_t>(experts + 1), row = output<uint32_t>(size_t(max_rows) * p.chosen),
              weight = output<float>(size_t(max_rows) * p.chosen);
@@ -104,9 +127,10 @@ void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p,
                  first,
                  row,
                  weight,
-                 p};
+                 p,
+                 has_each ? input(each) : View{}};
   run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
-  const Routed want = routed(logits, bias, rows, p);
+  const Routed want = routed(logits, bias, rows, p, each);
   ASSERT_EQ(get<uint32_t>(first), want.first);
   const std::vector<uint32_t> rows_of_slots = get<uint32_t>(row);
   const std::vector<float> weights = get<float>(weight);
@@ -119,7 +143,7 @@ void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p,
 }
 
 TEST_P(Experts, AreChosenByTheirLogits) {
-  for (const uint32_t kind : {kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid})
+  for (const uint32_t kind : {kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid, kRouteSqrtSoftplus})
     for (const uint32_t share : {0u, 1u}) {
       check_route(8, 1, {.experts = 8, .chosen = 2, .kind = kind, .share = share, .scale = 1}, false);
       check_route(128, 33, {.experts = 128, .chosen = 8, .kind = kind, .share = share, .scale = 2.5f}, false);
@@ -131,6 +155,60 @@ TEST_P(Experts, AreChosenByTheirLogits) {
   check_route(300, 5, {.experts = 300, .chosen = 300, .kind = kRouteSoftmax, .share = 1, .scale = 1}, false);
   check_route(32, 1000, {.experts = 32, .chosen = 4, .kind = kRouteSoftmaxOfChosen, .share = 0, .scale = 1},
               false);
+}
+
+TEST_P(Experts, AreChosenInTheBestGroups) {
+  const struct {
+    uint32_t experts, chosen, groups, used;
+  } cases[] = {{256, 8, 8, 4}, {160, 6, 8, 3}, {8, 2, 4, 2}, {32, 4, 32, 5}, {33, 5, 3, 1}};
+  for (const uint32_t kind : {kRouteSoftmax, kRouteSigmoid, kRouteSqrtSoftplus, kRouteSoftmaxOfChosen})
+    for (const auto& c : cases) {
+      if (is_slow() && c.experts != (kind == kRouteSigmoid ? 256u : kind == kRouteSoftmax ? 33u : 8u))
+        continue;
+      const RouteParams p{.experts = c.experts,
+                          .chosen = c.chosen,
+                          .kind = kind,
+                          .share = 1,
+                          .scale = 2.5f,
+                          .groups = c.groups,
+                          .groups_used = c.used};
+      check_route(c.experts, 40, p, true);
+      check_route(c.experts, 1, p, true, 0);
+      check_route(c.experts, 5, p, false);
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST_P(Experts, HaveFactorsOfTheirWeights) {
+  const RouteParams p{.experts = 33, .chosen = 5, .kind = kRouteSoftmax, .share = 1, .scale = 1.5f};
+  check_route(33, 40, p, false, 2, true);
+  check_route(33, 1, p, true, 0, true);
+}
+
+// Equal groups choose the lower one, of which NaN comes last; a group of NaN comes after all others.
+TEST_P(Experts, TiesGoToTheLowerGroup) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> logits = {0,   0,   1, 1,   1, 1, 1, 1,  //
+                                     nan, nan, 2, nan, 3, 0, 1, 0,  //
+                                     nan, nan, 0, 1,   1, 0, 3, nan};
+  size_for_experts(8, 2, 64, 64, 3);
+  const View first = output<uint32_t>(9), row = output<uint32_t>(6), weight = output<float>(6);
+  const Route op{input(logits),
+                 {},
+                 first,
+                 row,
+                 weight,
+                 {.experts = 8,
+                  .chosen = 2,
+                  .kind = kRouteSigmoid,
+                  .share = 0,
+                  .scale = 1,
+                  .groups = 4,
+                  .groups_used = 1}};
+  run({.n_rows = 3}, 3, [&](Recorder& r) { r.record(op); });
+  // Rows choose 2 3, 4 5 (for 2 + NaN counts as -inf), and 2 3.
+  EXPECT_EQ(get<uint32_t>(first), (std::vector<uint32_t>{0, 0, 0, 2, 4, 5, 6, 6, 6}));
+  EXPECT_EQ(get<uint32_t>(row), (std::vector<uint32_t>{0, 2, 0, 2, 1, 1}));
 }
 
 // Equal logits choose the lower expert, and NaN comes last.
@@ -167,7 +245,7 @@ double activated(uint32_t act, double gate, double up) {
 void Experts::check_experts(const Shape& s) {
   SCOPED_TRACE(::testing::Message() << s.chosen << " of " << s.experts << " experts, " << s.rows << " rows, "
                                     << s.in_cols << " to " << s.out_cols << " " << dtype_info(s.type).name
-                                    << ", act " << s.act << ", biased " << s.biased);
+                                    << ", act " << s.act << ", biased " << s.biased << ", fused " << s.fused);
   clear();
   Random random{s.experts + s.rows + s.in_cols};
   const uint32_t max_rows = s.max_rows ? s.max_rows : s.rows + 2, slots = s.rows * s.chosen,
@@ -183,8 +261,10 @@ void Experts::check_experts(const Shape& s) {
   std::vector<float> weights(to.weight.begin(), to.weight.end());
   const std::vector<float> x = random.floats(size_t(s.rows) * s.in_cols, -2, 2),
                            before = random.floats(size_t(s.rows) * s.in_cols, -2, 2);
-  const Matrix gate = random_matrix(random, s.type, s.experts * s.out_cols, s.in_cols),
-               up = random_matrix(random, s.type, s.experts * s.out_cols, s.in_cols),
+  // In a fused tensor, the rows of up follow those of the gate of each expert.
+  const uint32_t matrix_rows = (s.fused ? 2 : 1) * s.out_cols;
+  const Matrix gate = random_matrix(random, s.type, s.experts * matrix_rows, s.in_cols),
+               up = s.fused ? Matrix{} : random_matrix(random, s.type, s.experts * s.out_cols, s.in_cols),
                down = random_matrix(random, s.type, s.experts * s.in_cols, s.out_cols);
   const auto bias = [&](uint32_t cols) { return random.floats(s.biased ? s.experts * cols : 0, -3, 3); };
   const std::vector<float> gate_bias = bias(s.out_cols), up_bias = bias(s.out_cols),
@@ -195,16 +275,30 @@ void Experts::check_experts(const Shape& s) {
              weight_of_slot = s.routed ? output<float>(most_slots) : input(padded_rows(weights, most_slots)),
              h = output<float>(size_t(most_slots) * s.out_cols),
              y = inout(padded_rows(before, size_t(max_rows) * s.in_cols));
-  const ExpertGlu glu{
-      input(padded_rows(x, size_t(max_rows) * s.in_cols)),
-      weight(s.type, s.experts * s.out_cols, s.in_cols, gate.bytes),
-      weight(s.type, s.experts * s.out_cols, s.in_cols, up.bytes),
-      of(gate_bias),
-      of(up_bias),
-      first,
-      row,
-      h,
-      {.in_cols = s.in_cols, .out_cols = s.out_cols, .act = s.act, .experts = s.experts, .chosen = s.chosen}};
+  Weight gate_weight = weight(s.type, s.experts * matrix_rows, s.in_cols, gate.bytes), up_weight;
+  if (s.fused) {
+    const uint64_t bytes = dtype_bytes(s.type, uint64_t(s.out_cols) * s.in_cols);
+    gate_weight.rows -= s.out_cols;
+    up_weight = gate_weight;
+    static_cast<View&>(up_weight) = gate_weight.slice(bytes, gate_weight.bytes - bytes);
+    static_cast<View&>(gate_weight) = gate_weight.slice(0, gate_weight.bytes - bytes);
+  } else {
+    up_weight = weight(s.type, s.experts * s.out_cols, s.in_cols, up.bytes);
+  }
+  const ExpertGlu glu{input(padded_rows(x, size_t(max_rows) * s.in_cols)),
+                      gate_weight,
+                      up_weight,
+                      of(gate_bias),
+                      of(up_bias),
+                      first,
+                      row,
+                      h,
+                      {.in_cols = s.in_cols,
+                       .out_cols = s.out_cols,
+                       .act = s.act,
+                       .experts = s.experts,
+                       .chosen = s.chosen,
+                       .rows_between = s.fused ? s.out_cols : 0}};
   const ExpertLinear linear{
       h,
       weight(s.type, s.experts * s.in_cols, s.out_cols, down.bytes),
@@ -247,8 +341,11 @@ void Experts::check_experts(const Shape& s) {
     for (uint32_t c = 0; c < s.out_cols; ++c) {
       const float* token = &x[size_t(to.row[slot]) * s.in_cols];
       const uint32_t at = expert * s.out_cols + c;
-      const Product g = product(gate, at, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0, f16),
-                    u = product(up, at, token, s.in_cols, s.biased ? double{up_bias[at]} : 0, 0, f16);
+      const uint32_t of_gate = expert * matrix_rows + c, of_up = s.fused ? of_gate + s.out_cols : at;
+      const Product g = product(gate, of_gate, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0,
+                                f16),
+                    u = product(s.fused ? gate : up, of_up, token, s.in_cols,
+                                s.biased ? double{up_bias[at]} : 0, 0, f16);
       // The slope of activations is at most 1.2 times their argument; a few operations follow.
       const double value = activated(s.act, g.sum, u.sum);
       const double moved = 1.2 * g.tolerance * (std::fabs(u.sum) + 1) + std::fabs(g.sum) * u.tolerance +
@@ -308,6 +405,38 @@ TEST_P(Experts, ServeOneToken) {
                  .type = DType::kQ8_0,
                  .biased = true,
                  .max_rows = 1});
+}
+
+// Gate and up may be in one tensor. The columns of an expert fill a part of a tile, or several.
+TEST_P(Experts, HaveGateAndUpInOneTensor) {
+  for (const DType type : {DType::kF16, DType::kQ8_0, DType::kQ4_K, DType::kQ6_K, DType::kF32})
+    for (const uint32_t rows : {1u, 5u, 70u}) {
+      if (is_variation() && type != DType::kQ8_0) continue;
+      if (is_slow() && rows == 70 && type != DType::kF16 && type != DType::kQ4_K) continue;
+      check_experts({.experts = 6,
+                     .chosen = 2,
+                     .rows = rows,
+                     .in_cols = 256,
+                     .out_cols = rows == 5                    ? 512
+                                 : dtype_info(type).block > 1 ? 256u
+                                                              : 48u,
+                     .type = type,
+                     .act = kActGelu,
+                     .biased = rows == 5,
+                     .max_rows = rows,
+                     .routed = rows == 1,
+                     .fused = true});
+      if (HasFatalFailure()) return;
+    }
+  // Experts that take more than one part of scratch.
+  if (is_slow()) return;
+  check_experts({.experts = 64,
+                 .chosen = 4,
+                 .rows = 200,
+                 .in_cols = 256,
+                 .out_cols = 704,
+                 .type = DType::kQ8_0,
+                 .fused = true});
 }
 
 // Backends may choose a token's experts inside the first product that needs them.

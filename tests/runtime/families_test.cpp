@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <numeric>
 #include <string_view>
 
+#include "tests/support/random.h"
 #include "tests/support/reference_model.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/synthetic_model.h"
+#include "tests/support/tiny_model.h"
 
 namespace thimble::test {
 namespace {
@@ -291,6 +294,42 @@ TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
     EXPECT_EQ(windows, logits("freq_base=700.0"));
     EXPECT_NE(windows, logits("freq_base=800.0"));
   }
+}
+
+// Experts whose gate and up are in one tensor compute what they compute in two.
+TEST(FusedExperts, EqualThoseInTwoTensors) {
+  GgufWriter apart = tiny_model("qwen3moe", 4);
+  Random random;
+  for (GgufWriter::Tensor& t : apart.tensors) {
+    const std::vector<float> values = random.floats(t.data.size() / sizeof(float), -1, 1);
+    std::memcpy(t.data.data(), values.data(), t.data.size());
+  }
+  GgufWriter fused = apart;
+  for (const std::string block : {"blk.0.", "blk.1."}) {
+    const auto taken = [&](const char* name) {
+      const auto found = std::find_if(fused.tensors.begin(), fused.tensors.end(),
+                                      [&](const auto& t) { return t.name == block + name; });
+      const FileBytes data = found->data;
+      fused.erase_tensor(block + name);
+      return data;
+    };
+    const FileBytes gate = taken("ffn_gate_exps.weight"), up = taken("ffn_up_exps.weight");
+    const size_t each = gate.size() / 4;
+    FileBytes both;
+    for (size_t expert = 0; expert < 4; ++expert)
+      for (const FileBytes* of : {&gate, &up}) append(both, of->data() + expert * each, each);
+    fused.tensor(block + "ffn_gate_up_exps.weight", {8, 24, 4}, 0, both);
+  }
+  const auto logits = [](const GgufWriter& w) {
+    const FileBytes bytes = w.bytes();
+    const auto model = must(Model::open(lend(bytes), "m.gguf"));
+    const auto session = open_session(model, {.pool = 60, .chunk = 16, .max_new = 4});
+    std::vector<float> all = read(*session, seeded_tokens(40, 6));
+    const std::vector<float> next = accept(*session, 3);
+    all.insert(all.end(), next.begin(), next.end());
+    return all;
+  };
+  EXPECT_EQ(logits(fused), logits(apart));
 }
 
 // Families in which the buffer of the feed-forward does not overwrite the output of attention for a token, so

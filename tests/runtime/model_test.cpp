@@ -297,6 +297,23 @@ TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
   EXPECT_EQ(value(dense.up, 0), gate + 12 * 8);
 }
 
+TEST(Model, ReadsExpertsWithGateAndUpInOneTensor) {
+  GgufWriter w = tiny_model("qwen3moe");
+  for (const char* block : {"blk.0.", "blk.1."}) {
+    for (const char* name : {"ffn_gate_exps.weight", "ffn_up_exps.weight"})
+      w.erase_tensor(std::string(block) + name);
+    w.tensor(std::string(block) + "ffn_gate_up_exps.weight", {8, 24, 3}, std::vector<float>(8 * 24 * 3));
+  }
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  const Experts& experts = experts_of(m, 0);
+  EXPECT_EQ(experts.gate.rows, 24u * 3);
+  EXPECT_FALSE(experts.up);
+  EXPECT_EQ(experts.d_ff(), 12u);
+  expect_refused(w.tensor("blk.0.ffn_gate_up_exps.weight", {8, 12, 3}, std::vector<float>(8 * 12 * 3)),
+                 Code::kFormat, "tensor 'blk.0.ffn_gate_up_exps.weight' is 8 x 12 x 3, where 8 x 24 x 3");
+}
+
 TEST(Model, CutsTheBiasOfAFusedMatrixAsTheMatrix) {
   std::vector<float> bias(16);
   std::iota(bias.begin(), bias.end(), 0.0f);

@@ -36,8 +36,9 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
     const uint32_t expert = digits ? expert_of(first, p.experts, index) : index,
                    begin = digits ? index : first[index], end = digits ? index + 1 : first[index + 1];
     const ExpertScratch scratch(c, worker, p.in_cols);
-    const ExpertProduct gate{op.gate, expert, p.out_cols, col, cols, p.in_cols},
-        up{op.up, expert, p.out_cols, col, cols, p.in_cols};
+    const uint32_t matrix_rows = p.out_cols + p.rows_between;
+    const ExpertProduct gate{op.gate, expert, matrix_rows, col, cols, p.in_cols},
+        up{op.up, expert, matrix_rows, col, cols, p.in_cols};
     const uint64_t bias = uint64_t(expert) * p.out_cols + col;
     const auto row_of = [&](uint32_t slot) { return data<uint32_t>(op.row)[slot]; };
     for (uint32_t slot = begin; slot < end; slot += most) {

@@ -30,13 +30,14 @@ inline uint32_t expert_cols(uint64_t all, uint32_t workers, bool digits) {
                 : kBlockCols;
 }
 
-// y[r][i] = row first_col + i of the matrix of `expert` times x[r], for `cols` of its out_cols rows.
+// y[r][i] = row first_col + i of the matrix of `expert` times x[r], for `cols` of its rows. The matrix of the
+// next expert begins matrix_rows rows after that of an expert.
 struct ExpertProduct {
   const Weight& w;
-  uint32_t expert, out_cols, first_col, cols, in_cols;
+  uint32_t expert, matrix_rows, first_col, cols, in_cols;
   void operator()(const float* x, const DigitBlock* digits, uint32_t x_rows, float* y, size_t y_stride,
                   float* scratch) const {
-    const uint64_t row = uint64_t(expert) * out_cols + first_col;
+    const uint64_t row = uint64_t(expert) * matrix_rows + first_col;
     matmul({.x = x,
             .x_stride = in_cols,
             .x_rows = x_rows,

@@ -153,7 +153,7 @@ void dequantize(const Launch& l, const Weight& w, uint32_t first, uint32_t rows,
   launch(l, of_type(w.type, [](auto type) { return dequantize_kernel<type()>; }), blocks, kThreads, 0, r);
 }
 
-void dequantize_experts(const Launch& l, const Weight& w, uint32_t out_cols, uint32_t first, uint32_t rows,
+void dequantize_experts(const Launch& l, const Weight& w, uint32_t matrix_rows, uint32_t first, uint32_t rows,
                         const Product& p, __half* to, bool in_groups) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
   const uint32_t col_blocks = static_cast<uint32_t>(ceil_div(p.k / 8, kThreads));
@@ -166,7 +166,7 @@ void dequantize_experts(const Launch& l, const Weight& w, uint32_t out_cols, uin
                .in_groups = in_groups,
                .col_blocks = col_blocks,
                .experts_first = p.groups_first,
-               .expert_bytes = out_cols * row_bytes,
+               .expert_bytes = matrix_rows * row_bytes,
                .expert_rows = p.cols};
   launch(l, of_type(w.type, [](auto type) { return dequantize_kernel<type()>; }),
          dim3(col_blocks * static_cast<uint32_t>(ceil_div(rows, kRowsAtOnce)), p.groups), kThreads, 0, r);

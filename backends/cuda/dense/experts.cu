@@ -28,7 +28,7 @@ __device__ inline float product_of(const Elements& w, const EightFloats& x) {
   return sum;
 }
 
-// The matrices of all experts, consecutive: [experts][out_cols][in_cols].
+// The matrices of all experts: [experts][out_cols][in_cols], those of a glu with other rows between two.
 struct Matrices {
   const std::byte* w;
   uint64_t row_bytes;
@@ -40,6 +40,7 @@ struct VectorGlu {
   const uint32_t* first;
   float* h;  // [chosen][out_cols]
   uint32_t in_cols, out_cols, experts, act;
+  uint32_t matrix_rows;  // from the first row of one expert to that of the next
 };
 
 // glu of a single row, for matrices of one type. A warp computes kRows rows of one expert's gate and up, so
@@ -50,10 +51,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) glu_kernel(VectorGlu p) {
   begin_kernel();
   const uint32_t lane = threadIdx.x % kWarp, slot = blockIdx.y;
   const uint32_t row = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kRows;
-  const uint64_t of_expert = uint64_t(expert_of(p.first, p.experts, slot)) * p.out_cols;
+  const uint64_t expert = expert_of(p.first, p.experts, slot);
   if (row >= p.out_cols) return;
   uint64_t rows[kRows];
-  for (uint32_t r = 0; r < kRows; ++r) rows[r] = of_expert + min(row + r, p.out_cols - 1);
+  for (uint32_t r = 0; r < kRows; ++r) rows[r] = expert * p.matrix_rows + min(row + r, p.out_cols - 1);
   float gate[kRows] = {}, up[kRows] = {};
 #pragma unroll 2
   for (uint32_t c = 8 * lane; c < p.in_cols; c += 8 * kWarp) {
@@ -66,8 +67,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) glu_kernel(VectorGlu p) {
   }
 #pragma unroll
   for (uint32_t r = 0; r < kRows; ++r) {
-    const float g = warp_sum(gate[r]) + (p.gate.bias ? p.gate.bias[rows[r]] : 0),
-                u = warp_sum(up[r]) + (p.up.bias ? p.up.bias[rows[r]] : 0);
+    const uint64_t at = expert * p.out_cols + min(row + r, p.out_cols - 1);
+    const float g = warp_sum(gate[r]) + (p.gate.bias ? p.gate.bias[at] : 0),
+                u = warp_sum(up[r]) + (p.up.bias ? p.up.bias[at] : 0);
     if (lane == 0 && row + r < p.out_cols) p.h[uint64_t(slot) * p.out_cols + row + r] = glu_of(g, u, p.act);
   }
 }
@@ -213,7 +215,8 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
                       .in_cols = p.in_cols,
                       .out_cols = p.out_cols,
                       .experts = p.experts,
-                      .act = p.act};
+                      .act = p.act,
+                      .matrix_rows = p.out_cols + p.rows_between};
     launch(l, of_type(op.gate.type, [](auto type) { return glu_kernel<type()>; }),
            dim3(static_cast<uint32_t>(ceil_div(p.out_cols, kWarps * kRows)), p.chosen), kWarps * kWarp, 0, v);
     return;
@@ -239,8 +242,9 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
                           .bias = {op.gate_bias ? data<float>(op.gate_bias) + col : nullptr,
                                    op.up_bias ? data<float>(op.up_bias) + col : nullptr},
                           .bias_stride = p.out_cols};
-    dequantize_experts(l, op.gate, p.out_cols, col, cols, product, e.o.w(l), true);
-    dequantize_experts(l, op.up, p.out_cols, col, cols, product, e.o.w(l) + 8 * e.o.k, true);
+    const uint32_t matrix_rows = p.out_cols + p.rows_between;
+    dequantize_experts(l, op.gate, matrix_rows, col, cols, product, e.o.w(l), true);
+    dequantize_experts(l, op.up, matrix_rows, col, cols, product, e.o.w(l) + 8 * e.o.k, true);
     multiply(l, product);
   }
 }

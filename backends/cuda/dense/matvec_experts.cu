@@ -76,7 +76,7 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router)
   m.w[0] = data<std::byte>(op.gate);
   m.w[1] = data<std::byte>(op.up);
   m.type = op.gate.type;
-  m.expert_bytes = op.p.out_cols * dtype_bytes(op.gate.type, op.p.in_cols);
+  m.expert_bytes = (op.p.out_cols + op.p.rows_between) * dtype_bytes(op.gate.type, op.p.in_cols);
   m.bias[0] = data<float>(op.gate_bias);
   m.bias[1] = data<float>(op.up_bias);
   m.y = data<float>(op.h);

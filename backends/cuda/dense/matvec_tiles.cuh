@@ -45,7 +45,7 @@ constexpr uint32_t kMostRouterBytes = 4 << 10;
 struct Matrix {
   const std::byte* w[2];
   DType type;
-  uint64_t expert_bytes;  // for experts: bytes of one matrix, after which the next one follows
+  uint64_t expert_bytes;  // for experts: from the start of one matrix to that of the next
   const float* bias[2];
   float* y;
   uint32_t rows, y_stride;

@@ -73,6 +73,7 @@ Router router_of(const Route& op) {
   return {.p = op.p,
           .logits = data<float>(op.logits),
           .bias = data<float>(op.bias),
+          .each = data<float>(op.each),
           .weight = data<float>(op.weight),
           .experts = nullptr,
           .first = data<uint32_t>(op.first),

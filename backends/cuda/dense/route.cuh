@@ -9,18 +9,19 @@ namespace thimble::cuda {
 // The router's logits of one row, and where the choice is stored.
 struct Router {
   RouteParams p;
-  const float *logits, *bias;  // [experts]; bias may be null
-  float* weight;               // [chosen], in the order of the experts
-  uint32_t* experts;           // [chosen], ascending; or null
-  uint32_t *first, *row;       // as in Route, for a single row; both may be null
+  const float *logits, *bias, *each;  // [experts]; the last two may be null
+  float* weight;                      // [chosen], in the order of the experts
+  uint32_t* experts;                  // [chosen], ascending; or null
+  uint32_t *first, *row;              // as in Route, for a single row; both may be null
 };
 
 Router router_of(const Route&);  // for a single row
 
-// Words of shared memory: a key and a logit per expert, and one bit. A multiple of 16 bytes.
+// Words of shared memory: a key and a logit per expert, one bit, and the keys of groups. A multiple of 16
+// bytes.
 __host__ __device__ constexpr uint32_t router_words(uint32_t experts) {
   const uint32_t words = (experts + 31) / 32;
-  return 2 * 32 * words + (words + 3) / 4 * 4;
+  return 2 * 32 * words + (words + 3) / 4 * 4 + kMostGroups;
 }
 // The results of choose_experts() in shared memory.
 struct Choice {
@@ -32,6 +33,10 @@ struct Choice {
 __device__ inline uint32_t router_key(float x) {
   const uint32_t bits = __float_as_uint(isnan(x) ? -kInfinity : x == 0 ? 0.0f : x);
   return bits >> 31 ? ~bits : bits | 0x80000000;
+}
+// The number with this key.
+__device__ inline float router_value(uint32_t key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key);
 }
 
 // The weight of an expert before normalization over the chosen ones.
@@ -48,8 +53,16 @@ class Shares {
   }
   __device__ float operator[](uint32_t expert) const {
     const float logit = logits_[expert];
-    if (kind_ == kRouteSoftmax) return expf(logit - peak_) / sum_;
-    return kind_ == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
+    switch (kind_) {
+      case kRouteSoftmax:
+        return expf(logit - peak_) / sum_;
+      case kRouteSigmoid:
+        return 1 / (1 + expf(-logit));
+      case kRouteSqrtSoftplus:
+        return sqrtf(fmaxf(logit, 0) + log1pf(expf(-fabsf(logit))));
+      default:
+        return logit;
+    }
   }
 
  private:
@@ -57,6 +70,32 @@ class Shares {
   const float* const logits_;
   float peak_ = -kInfinity, sum_ = 0;
 };
+
+// Sets the keys of experts outside the best groups to 0. `of_groups`: memory for a key per group. All threads
+// of the block call this. A warp finds the two best experts of a group.
+__device__ inline void keep_best_groups(const RouteParams& p, uint32_t* keys, uint32_t* of_groups) {
+  const uint32_t size = p.experts / p.groups, lane = threadIdx.x % kWarp;
+  for (uint32_t g = threadIdx.x / kWarp; g < p.groups; g += blockDim.x / kWarp) {
+    uint32_t first = 0, second = 0;
+    for (uint32_t e = lane; e < size; e += kWarp) {
+      const uint32_t key = keys[g * size + e];
+      second = max(second, min(first, key));
+      first = max(first, key);
+    }
+    const uint32_t best = __reduce_max_sync(~0u, first);
+    const uint32_t owner = __ffs(__ballot_sync(~0u, first == best)) - 1;
+    const uint32_t other = __reduce_max_sync(~0u, lane == owner ? second : first);
+    if (lane == 0) of_groups[g] = router_key(router_value(best) + (other ? router_value(other) : 0));
+  }
+  __syncthreads();
+  for (uint32_t e = threadIdx.x; e < p.experts; e += blockDim.x) {
+    const uint32_t own = e / size, key = of_groups[own];
+    uint32_t before = 0;
+    for (uint32_t g = 0; g < p.groups; ++g) before += of_groups[g] >= key + (g >= own);
+    if (before >= p.groups_used) keys[e] = 0;
+  }
+  __syncthreads();
+}
 
 // Chooses experts: an expert is chosen if fewer than `chosen` others precede it, which have a larger key, or
 // the same key and a lower number. (One warp that searches for one expert after the other takes 2 us longer
@@ -73,12 +112,13 @@ __device__ inline Choice choose_experts(const Router& r, uint32_t* memory) {
     keys[e] = e < r.p.experts ? router_key(logit) : 0;
   }
   __syncthreads();
-  if (r.bias) {
+  if (r.bias || r.p.groups) {
     const Shares shares(r.p, logits);
     for (uint32_t e = threadIdx.x; e < r.p.experts; e += blockDim.x)
-      keys[e] = router_key(shares[e] + r.bias[e]);
+      keys[e] = router_key(shares[e] + (r.bias ? r.bias[e] : 0));
     __syncthreads();
   }
+  if (r.p.groups) keep_best_groups(r.p, keys, bits + (words + 3) / 4 * 4);
   for (uint32_t word = threadIdx.x / kWarp; word < words; word += blockDim.x / kWarp) {
     const uint32_t key = keys[word * kWarp + lane];
     uint32_t before = __popc(__match_any_sync(~0u, key) & ((1u << lane) - 1));
@@ -139,7 +179,7 @@ __device__ inline void store_choice(const Router& r, const Choice& choice) {
   // As in the models' own code, the divisor is at least f16's smallest normal number.
   const float by = r.p.share || of_chosen ? fmaxf(total, 6.103515625e-5f) : 1;
   for_each_chosen(r, bits, [&](uint32_t expert, uint32_t slot) {
-    r.weight[slot] = weight_of(expert) / by * r.p.scale;
+    r.weight[slot] = weight_of(expert) / by * r.p.scale * (r.each ? r.each[expert] : 1);
     if (r.experts) r.experts[slot] = expert;
     if (r.row) r.row[slot] = 0;
   });

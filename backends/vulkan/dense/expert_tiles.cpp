@@ -117,7 +117,7 @@ void dequantize(Recording& r, const Scratch& s, const ExpertProduct& p, const Ex
                                 .depth = s.depth,
                                 .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
                                 .first_expert = part.first_expert,
-                                .from_rows = p.out_cols,
+                                .from_rows = p.matrix_rows,
                                 .to_rows = part.matrix_rows};
   r.dispatch(Shader::kDequantizeExperts, {static_cast<uint32_t>(w.type)},
              {reads(matrices_of(p, w, part)), writes(to), reads(r.code_books()), reads(p.first)}, params,
@@ -259,7 +259,7 @@ void multiply_tiles(Recording& r, const ExpertProduct& p) {
         fill(r, s, p, pieces.cols, part, s.w(r.scratch(), r.turn()));
       } else {
         part.w = matrices_of(p, p.w, part);
-        part.matrix_rows = p.out_cols;
+        part.matrix_rows = p.matrix_rows;
       }
       add_last();
       if (col == 0 && part.first_expert == 0) {

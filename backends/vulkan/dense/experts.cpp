@@ -41,7 +41,8 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
                        : Shader::kExpertMatvec,
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), m.lines,
               1, matrices, m.threads * teams, r.limits().subgroup_size, m.together, adds ? p.chosen : 0,
-              teams, prepares, routes ? p.experts : 1, routes ? p.chosen : 0, route.bias ? 1u : 0u},
+              teams, prepares, routes ? p.experts : 1, routes ? p.chosen : 0, route.bias ? 1u : 0u,
+              std::max(route.p.groups, 1u), route.p.groups_used},
              {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),
               prepares ? writes(p.prepares.squares) : reads(part.up), Operand{p.first, routes},
               prepares ? writes(p.prepares.row) : Operand{route.row, routes},
@@ -64,7 +65,7 @@ void multiply_vectors(Recording& r, const ExpertProduct& p) {
                       .experts = std::min(window.experts, p.experts - first)};
       part.w = matrices_of(p, p.w, part);
       part.up = matrices_of(p, p.up, part);
-      part.matrix_rows = p.out_cols;
+      part.matrix_rows = p.matrix_rows;
       part.x = p.x;
       part.y = p.weight ? vectors_of(p.y, part) : slots_of(p.y, p.out_cols, part, col, part.cols);
       part.y_stride = p.out_cols;
@@ -110,8 +111,8 @@ ExpertProductParams params_of(const ExpertProduct& p, const ExpertPart& part) {
 }
 
 Weight matrices_of(const ExpertProduct& p, const Weight& w, const ExpertPart& part) {
-  const uint64_t first = uint64_t(part.first_expert) * p.out_cols + part.col;
-  return rows_of(w, static_cast<uint32_t>(first), (part.experts - 1) * p.out_cols + part.cols);
+  const uint64_t first = uint64_t(part.first_expert) * p.matrix_rows + part.col;
+  return rows_of(w, static_cast<uint32_t>(first), (part.experts - 1) * p.matrix_rows + part.cols);
 }
 View slots_of(const View& v, uint64_t stride, const ExpertPart& part, uint64_t col, uint64_t cols) {
   return v.slice((part.first_slot * stride + col) * sizeof(float),
@@ -125,13 +126,13 @@ ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out
   constexpr uint64_t kAlignment = 16;  // of a shader's view of the matrices
   const uint64_t most = largest_part(l), of_w = dtype_bytes(p.w.type, p.w.cols),
                  of_up = p.up ? dtype_bytes(p.up.type, p.up.cols) : of_w, row_bytes = std::max(of_w, of_up),
-                 expert_bytes = p.out_cols * row_bytes,
-                 step = kAlignment / std::gcd(kAlignment, p.out_cols * std::gcd(of_w, of_up));
-  uint64_t fit = most / expert_bytes;
+                 step = kAlignment / std::gcd(kAlignment, p.matrix_rows * std::gcd(of_w, of_up));
+  const uint64_t all_rows = most / row_bytes;
+  uint64_t fit = all_rows < p.out_cols ? 0 : 1 + (all_rows - p.out_cols) / p.matrix_rows;
   if (fit < p.experts) fit = fit / step * step;
   // A window on some rows of one expert may begin at any of its rows.
   experts = static_cast<uint32_t>(std::clamp<uint64_t>(fit, 1, p.experts));
-  const uint64_t most_rows = std::min<uint64_t>(fit ? p.out_cols : most / row_bytes, l.max_groups);
+  const uint64_t most_rows = std::min<uint64_t>(fit ? p.out_cols : all_rows, l.max_groups);
   if (most_rows < p.out_cols) rows = static_cast<uint32_t>(most_rows / kTile * kTile);
 }
 
@@ -150,6 +151,7 @@ static ExpertProduct product_of(const ExpertGlu& op) {
           .out_cols = p.out_cols,
           .experts = p.experts,
           .chosen = p.chosen,
+          .matrix_rows = p.out_cols + p.rows_between,
           .of_tokens = true,
           .act = p.act};
 }
@@ -174,7 +176,7 @@ bool routed_expert_glu(Recording& r, const Route& route, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
   product.up = op.up;
   product.up_bias = op.up_bias;
-  if (op.gate.type != op.up.type || !is_shown_at_once(r, product)) return false;
+  if (op.gate.type != op.up.type || route.each || !is_shown_at_once(r, product)) return false;
   product.route = &route;
   multiply_vectors(r, product);
   return true;
@@ -193,7 +195,8 @@ static ExpertProduct product_of(const ExpertLinear& op) {
           .in_cols = op.p.in_cols,
           .out_cols = op.p.out_cols,
           .experts = op.p.experts,
-          .chosen = op.p.chosen};
+          .chosen = op.p.chosen,
+          .matrix_rows = op.p.out_cols};
 }
 
 void expert_linear(Recording& r, const ExpertLinear& op) { multiply(r, product_of(op)); }

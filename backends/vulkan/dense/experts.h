@@ -10,12 +10,13 @@ namespace thimble::vulkan {
 // act(x w + bias) * (x up + up_bias); or y[row][c] += weight * that, over the row's slots in order.
 struct ExpertProduct {
   View x;                   // [rows][in_cols], one per token, or [slots][in_cols]
-  Weight w, up;             // [experts * out_cols][in_cols]; up is empty, or another matrix for the same x
+  Weight w, up;             // [experts][out_cols][in_cols]; up is empty, or another matrix for the same x
   View bias, up_bias;       // f32 [experts][out_cols], or empty
   View first, row, weight;  // as in Route; the weight is empty if y has a row for each slot
   View y;                   // [slots][out_cols], or [rows][out_cols]
   uint32_t in_cols = 0, out_cols = 0, experts = 0, chosen = 0;
-  bool of_tokens = false;  // x has a row for each token
+  uint32_t matrix_rows = 0;  // from the first row of one expert to that of the next, in w and up
+  bool of_tokens = false;    // x has a row for each token
   bool activates = false;
   uint32_t act = 0;
   // For a single row: where y is prepared for the norm that reads it next, and the norm's parameters; or

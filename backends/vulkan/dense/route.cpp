@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
@@ -10,10 +12,12 @@ void route(Recording& r, const Route& op) {
   const bool one_row = r.max_rows() == 1;
   const uint64_t bytes = choice_bytes(r.max_rows(), p.chosen);
   const View experts = r.scratch().slice(0, bytes), weights = r.scratch().slice(bytes, bytes);
-  r.dispatch(Shader::kRoute, {r.limits().subgroup_size, p.experts, p.chosen, one_row, op.bias ? 1u : 0u},
+  r.dispatch(Shader::kRoute,
+             {r.limits().subgroup_size, p.experts, p.chosen, one_row, op.bias ? 1u : 0u, op.each ? 1u : 0u,
+              std::max(p.groups, 1u), p.groups_used},
              {reads(op.logits), reads(op.bias), one_row ? reads({}) : writes(experts),
               writes(one_row ? View(op.weight) : weights), one_row ? writes(op.first) : reads({}),
-              one_row ? writes(op.row) : reads({})},
+              one_row ? writes(op.row) : reads({}), reads(op.each)},
              p, r.max_rows());
   if (one_row) return;
   r.dispatch(Shader::kRouteSlots, {r.limits().threads(1024)},

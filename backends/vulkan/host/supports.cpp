@@ -43,6 +43,10 @@ struct Supports {
   bool operator()(const QueryScore& o) const {
     return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k);
   }
+  // Shaders read matrices from multiples of 16 bytes on.
+  bool operator()(const ExpertGlu& o) const {
+    return o.p.rows_between == 0 || dtype_bytes(o.up.type, uint64_t(o.p.out_cols) * o.p.in_cols) % 16 == 0;
+  }
   template <typename Any>
   bool operator()(const Any&) const {
     return true;

@@ -39,6 +39,9 @@ layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, if y i
 layout(constant_id = 12) const uint kExperts = 1;       // number of experts, among which a glu chooses itself
 layout(constant_id = 13) const uint kRouted = 0;        // how many it chooses; 0: they are already chosen
 layout(constant_id = 14) const bool kHasRouteBias = false;
+layout(constant_id = 15) const uint kGroups = 1;
+layout(constant_id = 16) const uint kGroupsUsed = 1;
+const bool kHasEach = false;  // there is no room for another operand
 #else
 const uint kTeams = 1;
 #endif
@@ -203,8 +206,9 @@ void leave_squares() {
 #include "route.glsl"
 float logit(uint expert) { return logits[push.base[9] + expert]; }
 float route_bias(uint expert) { return route_biases[push.base[10] + expert]; }
+float route_each(uint expert) { return 1; }
 RouteParams route_params() {
-  return RouteParams(kExperts, kRouted, push.p.route_kind, push.p.route_share, push.p.route_scale);
+  return RouteParams(kExperts, kRouted, push.p.route_kind, push.p.route_share, push.p.route_scale, kGroups, kGroupsUsed);
 }
 
 // Chooses the experts; one subgroup stores the choice.

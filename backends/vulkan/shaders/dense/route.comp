@@ -12,6 +12,9 @@ layout(constant_id = 1) const uint kExperts = 8;
 layout(constant_id = 2) const uint kRouted = 2;
 layout(constant_id = 3) const bool kOneRow = false;
 layout(constant_id = 4) const bool kHasRouteBias = false;
+layout(constant_id = 5) const bool kHasEach = false;
+layout(constant_id = 6) const uint kGroups = 1;
+layout(constant_id = 7) const uint kGroupsUsed = 1;
 
 layout(set = 0, binding = 1, std430) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Bias { float bias[]; };
@@ -22,14 +25,16 @@ layout(set = 0, binding = 4, std430) writeonly buffer Weights { float weights[];
 // This buffer and the next one are used only for a single row
 layout(set = 0, binding = 5, std430) writeonly buffer First { uint first[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer RowOfSlot { uint row_of_slot[]; };
+layout(set = 0, binding = 7, std430) readonly buffer Each { float each[]; };
 layout(push_constant) uniform Push {
   RouteParams p;
-  uint base[6];
+  uint base[7];
 } push;
 
 #include "route.glsl"
 float logit(uint expert) { return logits[push.base[0] + gl_WorkGroupID.x * kExperts + expert]; }
 float route_bias(uint expert) { return bias[push.base[1] + expert]; }
+float route_each(uint expert) { return each[push.base[6] + expert]; }
 RouteParams route_params() { return push.p; }
 
 void main() {
