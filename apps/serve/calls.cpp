@@ -112,7 +112,7 @@ std::string json_word(std::string_view word) {
   if (word == "None" || word == "null") return "null";
   const bool number =
       !word.empty() && word.size() < 4096 && word.find_first_not_of("0123456789+-.eE") == npos;
-  return number && parse_or_null(std::string(word)).is_number() ? std::string(word) : "";
+  return number && !parse_or_null(word).is_null() ? std::string(word) : "";
 }
 
 void append_code_point(uint32_t code, std::string& text) {
@@ -623,13 +623,13 @@ enum SchemaType : unsigned {
 };
 
 unsigned type_of(const Json& value) {
-  return value.is_string()           ? kText
-         : value.is_number_integer() ? kInteger | kNumber
-         : value.is_number()         ? kNumber
-         : value.is_boolean()        ? kBoolean
-         : value.is_object()         ? kObject
-         : value.is_array()          ? kArray
-                                     : kNull;
+  return value.is_string()                                ? kText
+         : value.is_number_integer() || value.is_binary() ? kInteger | kNumber
+         : value.is_number()                              ? kNumber
+         : value.is_boolean()                             ? kBoolean
+         : value.is_object()                              ? kObject
+         : value.is_array()                               ? kArray
+                                                          : kNull;
 }
 
 unsigned named_type(const Json& name) {

@@ -46,6 +46,8 @@ size_t bytes_of(const Json& value) {
   if (value.is_string()) {
     const std::string& text = value.get_ref<const std::string&>();
     bytes += kBlock + sizeof text + outside(text);
+  } else if (value.is_binary()) {
+    bytes += kBlock + sizeof(Json::binary_t) + kBlock + value.get_binary().size();
   } else if (value.is_array()) {
     bytes += 2 * kBlock + sizeof(Json::array_t);
     for (const Json& part : value) bytes += bytes_of(part);

@@ -84,6 +84,67 @@ class Bounds : public nlohmann::json_sax<Json> {
   int depth_ = 0;
 };
 
+// Makes the value while it checks the text.
+class Builder : public Bounds {
+ public:
+  Json take() { return std::move(root_); }
+
+  bool null() override { return Bounds::null() && add(nullptr); }
+  bool boolean(bool value) override { return Bounds::boolean(value) && add(value); }
+  bool number_integer(number_integer_t value) override { return Bounds::number_integer(value) && add(value); }
+  bool number_unsigned(number_unsigned_t value) override {
+    return Bounds::number_unsigned(value) && add(value);
+  }
+  bool number_float(number_float_t value, const string_t& text) override {
+    const bool integer = text.find_first_of(".eE") == text.npos;
+    return Bounds::number_float(value, text) &&
+           add(integer ? Json::binary(std::vector<uint8_t>(text.begin(), text.end())) : Json(value));
+  }
+  bool string(string_t& value) override { return Bounds::string(value) && add(std::move(value)); }
+  bool key(string_t& name) override {
+    key_ = name;
+    return Bounds::key(name);
+  }
+  bool start_object(size_t size) override { return Bounds::start_object(size) && open(Json::object()); }
+  bool start_array(size_t size) override { return Bounds::start_array(size) && open(Json::array()); }
+  bool end_object() override { return Bounds::end_object() && close(); }
+  bool end_array() override { return Bounds::end_array() && close(); }
+
+ private:
+  bool add(Json value) {
+    last_ = &root_;
+    if (open_.empty()) {
+      root_ = std::move(value);
+    } else if (open_.back()->is_array()) {
+      open_.back()->push_back(std::move(value));
+      last_ = &open_.back()->back();
+    } else {
+      last_ = &((*open_.back())[key_] = std::move(value));
+    }
+    return true;
+  }
+  bool open(Json empty) {
+    add(std::move(empty));
+    open_.push_back(last_);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  Json root_;
+  std::vector<Json*> open_;  // arrays and objects whose end has not come
+  Json* last_ = nullptr;     // the value that was added last
+  std::string key_;
+};
+
+bool holds_digits(const Json& json) {
+  return json.is_binary() || (json.is_structured() && std::any_of(json.begin(), json.end(), holds_digits));
+}
+
+std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
 }  // namespace
 
 void check_json(std::string_view text) {
@@ -92,8 +153,9 @@ void check_json(std::string_view text) {
 }
 
 Json parse_bounded(std::string_view text) {
-  check_json(text);
-  return Json::parse(text);
+  Builder builder;
+  Json::sax_parse(text, &builder);
+  return builder.take();
 }
 
 Json parse_or_null(std::string_view text) {
@@ -115,7 +177,17 @@ Json parse_object(std::string_view text) {
   return parsed;
 }
 
-std::string write_json(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string write_json(const Json& json) {
+  if (!holds_digits(json)) return dumped(json);
+  if (json.is_binary()) return {json.get_binary().begin(), json.get_binary().end()};
+  std::string parts;
+  for (const auto& [name, part] : json.items()) {
+    if (!parts.empty()) parts += ',';
+    if (json.is_object()) parts += dumped(name) + ":";
+    parts += write_json(part);
+  }
+  return json.is_object() ? "{" + parts + "}" : "[" + parts + "]";
+}
 
 const Json* find_field(const Json& object, const char* name) {
   const auto found = object.find(name);

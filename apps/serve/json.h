@@ -13,8 +13,10 @@
 
 namespace app::serve {
 
-// Parses any value. Its depth is bounded, because the functions that process values are recursive. The number
-// of values is bounded, because values take many times the bytes of their text. Throws a Refusal.
+// Parses any value. An integer beyond 64 bits keeps its digits: it becomes a binary value, which no field
+// accepts, and which write_json() writes as it was. Its depth is bounded, because the functions that process
+// values are recursive. The number of values is bounded, because values take many times the bytes of their
+// text. Throws a Refusal.
 Json parse_bounded(std::string_view text);
 // The same for an object.
 Json parse_object(std::string_view text);

@@ -62,7 +62,7 @@ Json answer_message(const Task& task, const std::string& text) {
     if (part.is_call())
       message["tool_calls"].push_back(
           {{"type", "function"},
-           {"function", {{"name", part.name}, {"arguments", Json::parse(part.arguments)}}}});
+           {"function", {{"name", part.name}, {"arguments", parse_bounded(part.arguments)}}}});
     else if (part.kind == Part::Kind::kText)
       message["content"].get_ref<std::string&>() += part.text;
   }

@@ -717,7 +717,7 @@ Settings Server::asked_settings(const Json& body) const {
     if (value.is_boolean()) {
       if (value.get<bool>()) flags.push_back("--" + name);
     } else if (value.is_string() || value.is_number()) {
-      flags.push_back("--" + name + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+      flags.push_back("--" + name + "=" + (value.is_string() ? value.get<std::string>() : write_json(value)));
     } else {
       throw Refusal(400, "\"" + name + "\" must be a text, a number, or true");
     }

@@ -15,7 +15,7 @@ namespace {
 
 Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth);
 
-Result<Value> read_word(JsonReader& in) {
+Result<Value> read_word(Heap& heap, JsonReader& in) {
   THIMBLE_LET(word, in.word());
   if (word == "true" || word == "false") return Value(word == "true");
   if (word == "null") return Value(None());
@@ -25,6 +25,8 @@ Result<Value> read_word(JsonReader& in) {
     return Value(integer);
   double real = 0;
   const bool numeric = word[0] == '-' || (word[0] >= '0' && word[0] <= '9');
+  const bool whole = word.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  if (numeric && whole && word != "-") return heap.digits(word);
   if (const auto read = std::from_chars(word.data(), end, real); numeric && read.ptr == end) {
     if (read.ec == std::errc()) return Value(real);
     return Value(float_beyond(word));
@@ -61,7 +63,7 @@ Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
       return heap.text(std::move(text));
     }
     default:
-      return read_word(in);
+      return read_word(heap, in);
   }
 }
 
@@ -132,6 +134,8 @@ Status Writer::write_scalar(const Value& value) {
     out += *flag ? "true" : "false";
   } else if (const int64_t* integer = as<int64_t>(value)) {
     out += std::to_string(*integer);
+  } else if (const Digits* digits = as<Digits>(value)) {
+    out += *digits->text;
   } else if (const double* real = as<double>(value)) {
     out += std::isfinite(*real) ? float_text(*real)
            : std::isnan(*real)  ? "NaN"

@@ -180,6 +180,7 @@ Result<Value> to_integer(Call& c) {
   if (base < 2 || base > 36) return bad("the base of a number is 2 to 36");
   int64_t room = 0;
   if (const int64_t* integer = as_integer(c.self, room)) return Value(*integer);
+  if (is<Digits>(c.self)) return c.self;
   double number = 0;
   if (const double* real = as<double>(c.self)) {
     number = *real;
@@ -203,6 +204,7 @@ Result<Value> to_float(Call& c) {
   int64_t room = 0;
   if (const int64_t* integer = as_integer(c.self, room)) return Value(static_cast<double>(*integer));
   if (is<double>(c.self)) return c.self;
+  if (const Digits* digits = as<Digits>(c.self)) return Value(float_beyond(*digits->text));
   const Value otherwise = c.given(0) ? c.arguments[0] : Value(0.0);
   const std::string* text = as_text(c.self);
   if (!text) return otherwise;

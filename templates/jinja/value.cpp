@@ -21,14 +21,30 @@ Status too_deep() {
   return error(Code::kUnsupported, "values are nested deeper than %u, or within themselves", kDeepestValue);
 }
 
-bool is_number(const Value& v) { return is<bool>(v) || is<int64_t>(v) || is<double>(v); }
+bool is_number(const Value& v) { return is<bool>(v) || is<int64_t>(v) || is<double>(v) || is<Digits>(v); }
+
+int sign(std::string_view digits) { return digits[0] == '-' ? -1 : 1; }
+
+// The same for a number beyond 64 bits and any number.
+int compare_digits(std::string_view digits, const Value& other) {
+  if (const double* real = as<double>(other)) {
+    const double number = float_beyond(digits);
+    return number < *real ? -1 : number > *real ? 1 : number == *real ? 0 : 2;
+  }
+  const Digits* number = as<Digits>(other);
+  if (!number || sign(digits) != sign(*number->text)) return sign(digits);
+  const bool longer = digits.size() != number->text->size();
+  const int larger = longer ? (digits.size() > number->text->size() ? 1 : -1) : digits.compare(*number->text);
+  return larger == 0 ? 0 : (larger > 0) == (sign(digits) > 0) ? 1 : -1;
+}
 
 // Compares exactly, as Python does: -1, 0, 1 for less, equal, greater; 2 if one is NaN.
 int compare_numbers(const Value& a, const Value& b) {
+  if (const Digits* digits = as<Digits>(a)) return compare_digits(*digits->text, b);
   int64_t room_a = 0, room_b = 0;
   const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
   if (x && y) return *x < *y ? -1 : *x > *y;
-  if (!x && y) {
+  if (is<Digits>(b) || (!x && y)) {
     const int other = compare_numbers(b, a);
     return other == 2 ? 2 : -other;
   }
@@ -178,6 +194,8 @@ Status Printer::print(const Value& value, uint32_t depth) {
     out += std::to_string(*integer);
   else if (const double* real = as<double>(value))
     out += float_text(*real);
+  else if (const Digits* digits = as<Digits>(value))
+    out += *digits->text;
   else if (is<List*>(value))
     return print_list(**as<List*>(value), depth);
   else if (is<Dict*>(value))
@@ -260,6 +278,11 @@ Result<Value> Heap::text(std::string_view text, bool markup) {
 Result<Value> Heap::keep(std::string text, bool markup) {
   THIMBLE_TRY(spend_bytes(kTextBytes));
   return Value(Text(std::make_shared<const std::string>(std::move(text)), markup));
+}
+
+Result<Value> Heap::digits(std::string_view text) {
+  THIMBLE_TRY(spend_bytes(text.size() + kTextBytes));
+  return Value(Digits{std::make_shared<const std::string>(text)});
 }
 
 Result<List*> Heap::list(List::Kind kind) {
@@ -359,9 +382,22 @@ bool is_markup(const Value& value) {
 Value make_text(std::string_view text) { return Value(std::make_shared<const std::string>(text)); }
 
 const char* kind_name(const Value& value) {
-  constexpr const char* kNames[] = {
-      "an undefined value", "None",   "a boolean", "an integer", "a float",  "a text",   "a list",  "a dict",
-      "a namespace",        "a loop", "a macro",   "a function", "a method", "a cycler", "a joiner"};
+  constexpr const char* kNames[] = {"an undefined value",
+                                    "None",
+                                    "a boolean",
+                                    "an integer",
+                                    "a float",
+                                    "an integer beyond 64 bits",
+                                    "a text",
+                                    "a list",
+                                    "a dict",
+                                    "a namespace",
+                                    "a loop",
+                                    "a macro",
+                                    "a function",
+                                    "a method",
+                                    "a cycler",
+                                    "a joiner"};
   static_assert(std::size(kNames) == std::variant_size_v<Value>);
   if (List* const* list = as<List*>(value)) {
     constexpr const char* kLists[] = {"a list",          "a tuple",        "a range",    "a dict's keys",

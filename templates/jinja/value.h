@@ -48,8 +48,13 @@ struct Text : std::shared_ptr<const std::string> {
   bool markup = false;
 };
 
-using Value = std::variant<Undefined, None, bool, int64_t, double, Text, List*, Dict*, Namespace*, Loop*,
-                           Closure*, const Builtin*, Bound*, Cycler*, Joiner*>;
+// An integer beyond 64 bits, which templates can print and compare but not compute with.
+struct Digits {
+  std::shared_ptr<const std::string> text;
+};
+
+using Value = std::variant<Undefined, None, bool, int64_t, double, Digits, Text, List*, Dict*, Namespace*,
+                           Loop*, Closure*, const Builtin*, Bound*, Cycler*, Joiner*>;
 
 // An ordered sequence: a list or one of its variants, which differ in how they print, compare and can be
 // used.
@@ -143,6 +148,7 @@ class Heap {
   Result<Value> text(std::string_view text, bool markup = false);  // copies the text
   // Takes a text whose bytes are already counted
   Result<Value> keep(std::string text, bool markup = false);
+  Result<Value> digits(std::string_view text);
   // Reserves room for so many more elements or bytes.
   template <typename Container>
   Status reserve(Container& in, uint64_t more) {

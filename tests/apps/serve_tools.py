@@ -179,6 +179,19 @@ class Tools(Chain):
         self.assertEqual(body["usage"]["prompt_tokens"], tokens(prompt))
         self.assertTrue(self.read().startswith(prompt + "It is 3."), self.read())
 
+    def test_integers_of_any_length_keep_their_digits(self):
+        arguments = {"a": 123456789012345678901234567890, "b": [-18446744073709551617]}
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": json.dumps(arguments)}}
+        use = {"type": "tool_use", "id": "c1", "name": "add", "input": arguments}
+        result = {"type": "tool_result", "tool_use_id": "c1", "content": "3"}
+        written = "<call>" + json.dumps({"name": "add", "arguments": arguments}) + "<|end|><|tool|>3<|end|>"
+        self.server.chat([QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]},
+                          {"role": "tool", "tool_call_id": "c1", "content": "3"}], tools=TOOLS)
+        self.assertIn(written, self.read())
+        self.server.chat([QUESTION, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}],
+                         "/v1/messages", max_tokens=50, tools=ANTHROPIC_TOOLS)
+        self.assertIn(written, self.read())
+
     def test_a_streamed_call_is_the_same(self):
         lines = self.server.stream({"messages": [QUESTION], "tools": TOOLS})
         choices = [event["choices"][0] for event in events(lines) if event != "[DONE]" and event["choices"]]

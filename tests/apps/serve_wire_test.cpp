@@ -337,6 +337,35 @@ TEST(ServeOpenAi, ReadsThoughtsAndArgumentsOfEarlierTurns) {
         << none;
 }
 
+// Integers of any length come back as the model wrote them, so that the conversation stays the same.
+TEST(ServeJson, KeepsTheDigitsOfLargeIntegers) {
+  for (const char* json :
+       {"123456789012345678901234567890", "-18446744073709551616", "[1,[18446744073709551616],{}]",
+        R"({"a":{"b":98765432109876543210,"c":[]},"d":"98765432109876543210","e":1.5,"f":null})"})
+    EXPECT_EQ(write_json(parse_bounded(json)), json);
+  EXPECT_EQ(write_json(parse_bounded("[12345678901234567890.5, 1e30]")), "[1.2345678901234567e+19,1e+30]");
+  EXPECT_EQ(parse_bounded("98765432109876543210"), parse_bounded("98765432109876543210"));
+  EXPECT_NE(parse_bounded("98765432109876543210"), parse_bounded("98765432109876543211"));
+  // No field takes one.
+  for (const char* field : {R"("max_tokens":98765432109876543210)", R"("temperature":98765432109876543210)",
+                            R"("seed":98765432109876543210)", R"("stop":98765432109876543210)",
+                            R"("prompt":98765432109876543210)", R"("prompt":[98765432109876543210])"})
+    EXPECT_EQ(status_of(read_completion, R"({"prompt":"a",)" + std::string(field) + "}"), 400) << field;
+
+  const std::string arguments = R"({"a":[98765432109876543210],"b":-1})";
+  const Json call = {{"id", "c"}, {"function", {{"name", "f"}, {"arguments", arguments}}}};
+  const std::string openai = R"({"messages":[{"role":"assistant","tool_calls":[)" + write_json(call) + "]}]}";
+  EXPECT_NE(write_json(read_chat_completion(parse_object(openai)).task.messages)
+                .find(R"("arguments":)" + arguments),
+            std::string::npos);
+  const std::string anthropic =
+      R"({"max_tokens":9,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":)" +
+      arguments + R"(}]},{"role":"user","content":"a"}]})";
+  EXPECT_NE(
+      write_json(read_message(parse_object(anthropic)).task.messages).find(R"("arguments":)" + arguments),
+      std::string::npos);
+}
+
 TEST(ServeOpenAi, GoesOnWithTheLastMessageWhereItIsToldTo) {
   const std::string kMessages =
       R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";

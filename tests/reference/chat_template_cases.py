@@ -347,4 +347,11 @@ GROUPS += [("tests with arguments", "{{ 1 is eq 1 }}{{ 1 is equalto(2) }}{{ 1 is
             "{{ 'y' if n is defined and n is not none else 'z' }}", everything)]
 GROUPS += [(name, source, everything) for name, source in STATEMENTS.items()]
 GROUPS[-1] = ("chat", STATEMENTS["chat"], [("with", {**DATA, "bos_token": "<s>", "add_generation_prompt": True}), ("without", DATA)])
+LARGE = {"a": 123456789012345678901234567890, "b": -123456789012345678901234567890, "c": 18446744073709551616, "d": [9223372036854775808]}
+GROUPS += [("large integers: " + e, "{{ " + e + " }}", [("large", {**DATA, "large": LARGE})]) for e in [
+    "large, large|tojson, large|tojson(indent=1), large.a, large.a ~ 'x', large.b|string, large.a|int, '[-99999999999999999999]'|from_json",
+    "large.a is string, large.a is number, large.a is integer, large.a is float, large.a is mapping, large.a is iterable, large.a is none",
+    "large.a == large.a, large.a == large.b, large.a == 'x', large.a == 1.5, large.a != large.c, large.a in large.d, large.d[0] in large.d",
+    "large.a < large.b, large.b < large.a, large.c < large.a, large.c < 1, large.b < 1, 1 < large.c, true < large.c, large.c < 1.5, 1e40 < large.a",
+    "'y' if large.b else 'n', large.a|default(1), [large.a, 1, large.b, large.c]|sort, [large.c, large.a]|max, large.c|float, large.a|tojson|length"]]
 GROUPS += [(source, source, everything) for source in REFUSED]
