@@ -134,6 +134,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"gemma4", {kLines}, kRaw},
     {"granite-embed-multi-311m", {kLines}, kRaw},
     {"sarvam-moe", {kLines}, kRaw},
+    {"whitespace", {R"(\S+)"}, kRaw},
     {"starcoder", {kNumber, kGpt2}},
     {"refact", {kNumber, kGpt2}},
     {"codeshell", {kNumber, kGpt2}},

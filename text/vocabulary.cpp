@@ -137,8 +137,10 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
 }
 
 Status Vocabulary::load_ids(const Gguf& file) {
-  // Old files of SentencePiece models do not contain these ids.
-  THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", find("<s>")));
+  // Old files of SentencePiece models do not contain these ids. In other vocabularies <s> may be an HTML tag,
+  // and many models have no BOS.
+  THIMBLE_LET(model, file.get_string("tokenizer.ggml.model"));
+  THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", model == "llama" ? find("<s>") : -1));
   THIMBLE_LET(listed, get_ids(file, "tokenizer.ggml.eos_token_ids"));
   THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", listed.empty() ? find("</s>") : listed[0]));
   THIMBLE_LET(unknown, get_id(file, "tokenizer.ggml.unknown_token_id", find("<unk>")));

@@ -50,9 +50,10 @@ constexpr const char* kPre[] = {"default",
                                 "chameleon",
                                 "granite-embed-multi-97m",
                                 "ufakzeka",
-                                 "spark2_5"};
+                                "spark2_5",
+                                "whitespace"};
 
-bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe"; }
+bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe" || pre == "whitespace"; }
 
 void expect_pieces(const char* pre, std::string_view text) {
   const PreTokenizer* scheme = find_pre_tokenizer(pre);

@@ -135,6 +135,7 @@ SCHEMES += [
     (["granite-embed-multi-97m"], [O200K], True),
     (["tekken"], [cased("", "")], True),
     (["gemma4", "granite-embed-multi-311m", "sarvam-moe"], [r"[^\n]+|[\n]+"], False),
+    (["whitespace"], [r"\S+"], False),
     (["falcon"], [r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]"], False),
     (["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"], [r"\p{N}{1,3}", CJK, DEEPSEEK_V3], False),
     (["spark2_5"], [r"\p{N}{1,3}", CJK, DEEPSEEK_WORDS + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"], False),

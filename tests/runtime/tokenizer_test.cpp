@@ -129,6 +129,16 @@ GgufWriter small_bpe() {
   return w.set("tokenizer.ggml.bos_token_id", 260u);
 }
 
+// A vocabulary of the letter "a" and then these texts, all of them user-defined.
+GgufWriter vocabulary_of(std::vector<std::string> texts) {
+  texts.insert(texts.begin(), "a");
+  GgufWriter w;
+  w.set("general.architecture", "llama").set("tokenizer.ggml.model", "gpt2");
+  w.set("tokenizer.ggml.pre", "gpt-2").set("tokenizer.ggml.merges", std::vector<std::string>{});
+  w.set("tokenizer.ggml.token_type", std::vector<int32_t>(texts.size(), 4));
+  return w.set("tokenizer.ggml.tokens", texts);
+}
+
 GgufWriter small_spm(const char* user_defined = nullptr) {
   GgufWriter w;
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
@@ -571,6 +581,10 @@ TEST(PreTokenizer, CutsAsDeepseekDoes) {
   EXPECT_EQ(pieces("deepseek-llm", "a\u10d0\u10d1 b\u2019"), "a|\u10d0\u10d1| b|\u2019");
 }
 
+TEST(PreTokenizer, CutsAtWhiteSpace) {
+  EXPECT_EQ(pieces("whitespace", "Hi,  \u4e2d\u6587!\n1a"), "Hi,|  |\u4e2d\u6587!|\n|1a");
+}
+
 TEST(PreTokenizer, CutsAsTheDefaultDoes) {
   EXPECT_EQ(pieces("default", "a$+<b 12345, \u2014x`"), "a|$+<|b| |123|45|,| |\u2014|x|`");
 }
@@ -804,6 +818,25 @@ TEST(Tokenizer, AddsBosWhereTheFileOrTheKindSays) {
   EXPECT_FALSE(Loaded(spm.set("tokenizer.ggml.add_bos_token", false)).tokenizer.adds_bos());
 }
 
+TEST(Tokenizer, AddsBosWhereThePreTokenizerOfAFamilySays) {
+  const std::set<std::string> adds = {"lfm2", "falcon-h1", "tekken", "pixtral"};
+  for (const char* pre : {"qwen2", "qwen35", "lfm2", "dbrx", "falcon-h1", "pixtral", "tekken", "deepseek-llm",
+                          "deepseek-v3", "glm4", "kanana2", "gigachat", "youtu", "exaone4", "command-r",
+                          "cohere2moe", "hunyuan-dense", "seed-coder", "minicpm5"}) {
+    const Loaded loaded(small_bpe().set("tokenizer.ggml.pre", pre));
+    EXPECT_TRUE(loaded.tokenizer.warnings().empty()) << pre;
+    EXPECT_EQ(loaded.tokenizer.adds_bos(), adds.count(pre) > 0) << pre;
+  }
+}
+
+// Without a key, <s> is BOS only in SentencePiece's vocabularies: it is an HTML tag in others.
+TEST(Tokenizer, FindsBosByItsTextOnlyWhereItIsSure) {
+  EXPECT_EQ(Loaded(small_spm()).tokenizer.bos(), 1);
+  const Loaded bpe(vocabulary_of({"<s>"}));
+  EXPECT_EQ(bpe.tokenizer.bos(), -1);
+  EXPECT_EQ(ids(bpe.tokenizer, "a<s>"), (std::vector<int32_t>{0, 1}));
+}
+
 TEST(Tokenizer, PutsASpaceBeforeTextAndRemovesItWhenDecoding) {
   GgufWriter w = small_spm();
   const Loaded with(w);
@@ -834,6 +867,14 @@ TEST(Tokenizer, MergesRawTextByRankAndTakesNewlinesWhole) {
   EXPECT_EQ(back(t, ids(t, text)), text);
   expect_offsets(t, text, t.tokenize(text, false, false));
   EXPECT_TRUE(t.adds_bos());  // whatever the file says
+}
+
+TEST(Tokenizer, LosesTheWhiteSpaceBetweenWordsWhereTheVocabularyHasNone) {
+  GgufWriter w = vocabulary_of({"b", "ab", "\u4e2d", "a\u4e2d"});
+  w.set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 1, 1, 1});
+  w.set("tokenizer.ggml.merges", std::vector<std::string>{"a b", "a \u4e2d"});
+  const Loaded loaded(w.set("tokenizer.ggml.pre", "whitespace"));
+  EXPECT_EQ(ids(loaded.tokenizer, "ab  a\na\u4e2d b"), (std::vector<int32_t>{2, 0, 4, 1}));
 }
 
 TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
@@ -884,16 +925,6 @@ TEST(Tokenizer, CountsTheTokensOfTheDemonstrationsBook) {
   EXPECT_TRUE(t.ends_generation(t.find("<|end|>")) && t.ends_generation(t.find("<|endoftext|>")));
 }
 
-// A vocabulary of the letter "a" and then these texts, all of them user-defined.
-GgufWriter vocabulary_of(std::vector<std::string> texts) {
-  texts.insert(texts.begin(), "a");
-  GgufWriter w;
-  w.set("general.architecture", "llama").set("tokenizer.ggml.model", "gpt2");
-  w.set("tokenizer.ggml.pre", "gpt-2").set("tokenizer.ggml.merges", std::vector<std::string>{});
-  w.set("tokenizer.ggml.token_type", std::vector<int32_t>(texts.size(), 4));
-  return w.set("tokenizer.ggml.tokens", texts);
-}
-
 TEST(Tokenizer, KnowsWhatEndsAGeneration) {
   using Texts = std::vector<std::string>;
   struct Family {
@@ -936,6 +967,25 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
        {"<|endoftext|>", "<|im_end|>"}},
       {"phi-4-mini", {"<|endoftext|>", "<|user|>", "<|end|>"}, "<|endoftext|>", {"<|endoftext|>", "<|end|>"}},
       {"mistral", {"<unk>", "<s>", "</s>", "[INST]", "[/INST]"}, "</s>", {"</s>"}},
+      {"lfm2",
+       {"<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_call_end|>"},
+       "<|im_end|>",
+       {"<|endoftext|>", "<|im_end|>"}},
+      {"falcon-h1",
+       {"<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"},
+       "<|end_of_text|>",
+       {"<|end_of_text|>", "<|im_end|>"}},
+      {"deepseek",
+       {"<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<\uff5cUser\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"},
+       "<\uff5cend\u2581of\u2581sentence\uff5c>",
+       {"<\uff5cend\u2581of\u2581sentence\uff5c>"}},
+      {"cohere2",
+       {"<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|END_ACTION|>"},
+       "<|END_OF_TURN_TOKEN|>",
+       {"<|END_OF_TURN_TOKEN|>"}},
+      {"exaone4", {"[|user|]", "[|endofturn|]"}, "[|endofturn|]", {"[|endofturn|]"}},
+      {"seed-oss", {"<seed:bos>", "<seed:eos>", "<seed:think>"}, "<seed:eos>", {"<seed:eos>"}},
       {"llama3",
        {"<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"},
        "<|eot_id|>",
@@ -1038,6 +1088,26 @@ TEST(Tokenizer, TakesTheEndsThatKeysName) {
   for (int32_t id : {int{'a'}, 260, 262, -1, 1000}) EXPECT_FALSE(t.ends_generation(id)) << id;
   EXPECT_EQ(ids(t, "z"), (std::vector<int32_t>{'z'}));  // although this is the only way to write a z
   EXPECT_EQ(back(t, {'z'}), "z");
+}
+
+// GLM's answers end where the user or the result of a tool would follow.
+TEST(Tokenizer, TakesTheMarksOfTheNextRoleAsEndsWhereTheFileSays) {
+  GgufWriter w =
+      vocabulary_of({"<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"});
+  w.set("tokenizer.ggml.eos_token_id", 1u).set("tokenizer.ggml.eot_token_id", 3u);
+  const Loaded loaded(w.set("tokenizer.ggml.eom_token_id", 5u));
+  for (int32_t id = 0; id <= 5; ++id)
+    EXPECT_EQ(loaded.tokenizer.ends_generation(id), id == 1 || id == 3 || id == 5) << id;
+}
+
+TEST(Tokenizer, ListsTheTokensThatTheFileSuppresses) {
+  GgufWriter w = small_bpe();
+  EXPECT_TRUE(Loaded(w).tokenizer.suppressed().empty());
+  w.set("tokenizer.ggml.suppress_tokens", std::vector<int32_t>{261, 5, -1, 999});
+  const Loaded loaded(w);
+  EXPECT_EQ(loaded.tokenizer.suppressed(), (std::vector<int32_t>{261, 5}));
+  ASSERT_EQ(loaded.tokenizer.warnings().size(), 1u);
+  EXPECT_NE(loaded.tokenizer.warnings()[0].find("suppress_tokens is 999"), std::string::npos);
 }
 
 TEST(Tokenizer, TakesTheEndsThatAListNames) {
