@@ -131,6 +131,7 @@ def conversations():
         "called as text": [user, called(json.dumps(asked)), result, text("assistant", "21.5 degrees."), again],
         "calls": [user, called(asked), result, called({"city": "Bern"}), result],
         "pending": [user, called({"city": "Bern"})],
+        "large integers": [user, called({"city": "Bern", "days": 2 ** 100, "near": [-2 ** 64]}), result],
     }
     plain = {"bos_token": "<s>", "eos_token": "</s>", "tools": None, "documents": None, "add_generation_prompt": False}
     more = [{"add_generation_prompt": True}, {}, {"add_generation_prompt": True, "enable_thinking": False},
