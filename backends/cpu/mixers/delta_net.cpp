@@ -11,7 +11,7 @@ namespace thimble::cpu {
 namespace {
 
 // With fewer rows, the chunk form is slower.
-constexpr uint32_t kLeastChunk = 4;
+constexpr uint32_t kLeastChunk = 8;
 static_assert(kDeltaScratch <= kDenseScratch);
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
