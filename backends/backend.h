@@ -88,6 +88,7 @@ struct ModelShape {
   uint32_t layers = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, d_ff = 0, vocab = 0;
   uint32_t experts = 0, chosen_experts = 0;  // experts of a layer, and per token; d_ff is then per expert
   uint32_t d_ff_shared = 0;                  // of the shared expert, which every token passes; 0: none
+  uint32_t delta_keys = 0, delta_values = 0, delta_width = 0;  // heads of delta_net, and their width; 0: none
   std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 without a retainer
   bool operator==(const ModelShape&) const = default;
 };

@@ -40,6 +40,7 @@ struct Launch {
   const HeadState* heads = nullptr;  // the same: the table of all layers
   uint32_t max_rows = 0;             // grids are made for as many rows; StepParams says how many there are
   std::byte* scratch = nullptr;      // device memory, 256-byte aligned, as large as needs() said
+  uint64_t scratch_bytes = 0;
   Card card;
   cudaError_t* error = nullptr;            // the first error sticks
   std::vector<View>* rewritten = nullptr;  // where keys may have changed by ops other than kv_append

@@ -43,6 +43,7 @@ bool can_vote(const Launch&, const VoteParams&);
 uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  // linear, glu
 uint64_t route_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Card&);  // expert_glu, expert_linear
+uint64_t delta_net_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t page_score_scratch(const ModelShape&, const SessionShape&, const Card&);

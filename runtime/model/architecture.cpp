@@ -283,7 +283,10 @@ ModelShape largest(const Sizes& sizes) {
                .vocab = sizes.vocab,
                .experts = sizes.experts.route.experts,
                .chosen_experts = sizes.experts.route.chosen,
-               .d_ff_shared = sizes.experts.d_ff_shared};
+               .d_ff_shared = sizes.experts.d_ff_shared,
+               .delta_keys = sizes.delta_net.key_heads,
+               .delta_values = sizes.delta_net.value_heads,
+               .delta_width = sizes.delta_net.width};
   for (const LayerSizes& layer : sizes.layers) {
     if (!s.experts) s.d_ff = std::max(s.d_ff, layer.d_ff);
     if (!layer.kv_heads) continue;

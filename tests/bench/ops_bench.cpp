@@ -675,7 +675,11 @@ void delta_cases(Bench& b, std::vector<Case>& cases) {
                                                 .y_stride = values * kWidth,
                                                 .eps = 1e-6f,
                                                 .tiled = 1};
-                         return Work{.model = {.layers = 1, .d_model = values * kWidth},
+                         return Work{.model = {.layers = 1,
+                                               .d_model = values * kWidth,
+                                               .delta_keys = kKeys,
+                                               .delta_values = values,
+                                               .delta_width = kWidth},
                                      .session = {.chunk = rows},
                                      .max_rows = rows,
                                      .step = {.n_rows = rows, .state_from = 0, .state_to = 1},

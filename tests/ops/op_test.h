@@ -125,6 +125,9 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                    .head_dim = 256,
                    .d_ff = 4096,
                    .vocab = 8192,
+                   .delta_keys = 16,
+                   .delta_values = 32,
+                   .delta_width = 128,
                    .retainer = {{{1024, 8192}, {8, 1024}}}};
   SessionShape session{.chunk = 1024,
                        .run_capacity = 4096,
@@ -201,13 +204,18 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   // on tensor cores, which multiply 16-bit numbers and add in f32. In programs of several rows, except for
   // rows of logits, its linear and glu round W to f16, and x after a power of two has scaled its row's
   // largest magnitude to 2^14 or more. Attention to the view rounds the rotated and scaled q, the rotated k,
-  // the weights and v to f16. Everything else is f32 on every device.
+  // the weights and v to f16. On CUDA, delta_net of kRoundedDeltaRows or more rows rounds the operands of its
+  // products to 11 bits. Everything else is f32 on every device.
   bool has_tensor_cores() const { return view_element_bytes_ == 2; }
   uint32_t view_element_bytes() const { return view_element_bytes_; }
   bool rounds_to_f16(uint32_t max_rows, uint32_t rows = kStepRows) const {
     return has_tensor_cores() && max_rows > 1 && rows == kStepRows;
   }
   bool attends_in_f16() const { return has_tensor_cores(); }
+  static constexpr uint32_t kRoundedDeltaRows = 16;
+  bool rounds_delta(uint32_t rows) const {
+    return GetParam().starts_with("cuda") && rows >= kRoundedDeltaRows;
+  }
 
   // An operand with these values. run() fails if an op changes it.
   template <typename T>

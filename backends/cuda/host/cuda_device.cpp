@@ -181,7 +181,7 @@ class CudaDevice : public Device {
     uint64_t scratch = 0;
     for (const auto op_scratch :
          {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch, vote_scratch,
-          top_k_scratch, label_scratch, arg_max_scratch, route_scratch, expert_scratch})
+          top_k_scratch, label_scratch, arg_max_scratch, route_scratch, expert_scratch, delta_net_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

@@ -144,6 +144,7 @@ class CudaStream : public Stream {
                         .heads = reinterpret_cast<const HeadState*>(step_ + kHeadsAt),
                         .max_rows = r.bounds.max_rows,
                         .scratch = data<std::byte>(scratch_),
+                        .scratch_bytes = scratch_.bytes,
                         .card = state_->card,
                         .error = &failed,
                         .rewritten = &rewritten};
