@@ -50,10 +50,13 @@ struct Out : View {  // the op writes it, and may read it
   Out() = default;
   Out(const View& v) : View(v) {}
 };
-// A model's matrix: `rows` rows of `cols` elements of `type`, row after row. y = W x has one element per row.
+// A model's matrix: `rows` rows of `cols` elements of `type`, row after row, all multiplied by `scale`. y = W
+// x has one element per row. Only the products of linear and glu read the scale; experts have operands for
+// theirs.
 struct Weight : In {
   DType type = DType::kF32;
   uint32_t rows = 0, cols = 0;
+  float scale = 1;
 };
 
 // Keys or values of one layer or chunk: [entries][head_dim] of `type`.
@@ -198,7 +201,7 @@ struct Route {
   RouteParams p;
   In each = {};  // f32 [experts]: factors of the weights, applied last; or empty
 };
-// h[slot] = act(Wg x + bg) * (Wu x + bu), where x is the slot's row and W belongs to its expert
+// h[slot] = act(sg Wg x + bg) * (su Wu x + bu), where x is the slot's row and s, W and b belong to its expert
 struct ExpertGlu {
   In x;  // [rows][in_cols]
   // [experts][out_cols][in_cols], with rows_between other rows between two experts
@@ -207,8 +210,10 @@ struct ExpertGlu {
   In first, row;          // outputs of route
   Out h;                  // [rows * chosen][out_cols]
   ExpertGluParams p;
+  In gate_scale = {}, up_scale = {};  // f32 [experts]; or empty, for 1
 };
-// y[row] += weight (W h[slot] + bias), over the row's slots in order
+// y[row] += weight (scale W h[slot] + bias), over the row's slots in order; scale, W and bias belong to the
+// slot's expert
 struct ExpertLinear {
   In h;                   // [rows * chosen][in_cols]
   Weight w;               // [experts * out_cols][in_cols]
@@ -216,6 +221,7 @@ struct ExpertLinear {
   In first, row, weight;  // outputs of route
   Out y;                  // [rows][out_cols]
   ExpertLinearParams p;
+  In scale = {};  // f32 [experts]; or empty, for 1
 };
 // x = act(x)
 struct Activation {

@@ -76,6 +76,8 @@ class Checker {
     expert_matrix(o.up, p, p.rows_between);
     if (o.gate_bias) need("gate_bias", o.gate_bias, uint64_t(p.experts) * p.out_cols * kWord);
     if (o.up_bias) need("up_bias", o.up_bias, uint64_t(p.experts) * p.out_cols * kWord);
+    if (o.gate_scale) need("gate_scale", o.gate_scale, p.experts * kWord);
+    if (o.up_scale) need("up_scale", o.up_scale, p.experts * kWord);
     if (p.act == kActGeluErf) refuse("was recorded with an activation that it lacks");
     need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
     need("row", o.row, rows() * p.chosen * kWord);
@@ -87,6 +89,7 @@ class Checker {
     need("h", o.h, rows() * p.chosen * p.in_cols * kWord);
     expert_matrix(o.w, p);
     if (o.bias) need("bias", o.bias, uint64_t(p.experts) * p.out_cols * kWord);
+    if (o.scale) need("scale", o.scale, p.experts * kWord);
     need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
     need("row", o.row, rows() * p.chosen * kWord);
     need("weight", o.weight, rows() * p.chosen * kWord);

@@ -34,12 +34,12 @@ inline bool share_rows(const Linear& a, const Linear& b) {
          a.p.in_cols == b.p.in_cols && a.p.rows == b.p.rows && !overlap(a.x, a.y) && !overlap(b.x, b.y) &&
          (a.y.buffer != b.y.buffer || a.y.offset != b.y.offset);
 }
-// Whether b reads the same x as a, and b's columns of y follow those of a.
+// Whether b reads the same x as a, b's columns of y follow those of a, and both could be one product.
 inline bool side_by_side(const Linear& a, const Linear& b) {
   return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.in_cols == b.p.in_cols &&
          a.p.x_stride == b.p.x_stride && a.p.rows == b.p.rows && a.y.buffer == b.y.buffer &&
          a.y.offset + a.p.out_cols * sizeof(float) == b.y.offset && a.p.y_stride == b.p.y_stride &&
-         !a.p.add && !b.p.add && !a.bias && !b.bias;
+         !a.p.add && !b.p.add && !a.bias && !b.bias && a.w.scale == b.w.scale;
 }
 
 // Whether the product that reads these rows of x and writes y can also compute the norm: the norm writes

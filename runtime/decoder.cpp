@@ -435,7 +435,9 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                            .act = model_.act,
                            .experts = f.route.experts,
                            .chosen = f.route.chosen,
-                           .rows_between = fused ? f.d_ff() : 0}});
+                           .rows_between = fused ? f.d_ff() : 0},
+                     .gate_scale = weights_.of(f.gate_scale),
+                     .up_scale = weights_.of(f.up_scale)});
   r.record(ExpertLinear{.h = at_.ffn,
                         .w = weights_.of(f.down),
                         .bias = weights_.of(f.down_bias),
@@ -446,7 +448,8 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                         .p = {.in_cols = f.d_ff(),
                               .out_cols = shape_.d_model,
                               .experts = f.route.experts,
-                              .chosen = f.route.chosen}});
+                              .chosen = f.route.chosen},
+                        .scale = weights_.of(f.down_scale)});
   if (!f.shared.gate) return;
   // The shared expert comes last, because its result may overwrite the input of all experts.
   if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);

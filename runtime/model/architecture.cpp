@@ -369,11 +369,16 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
   THIMBLE_SET(f.router, tensors.matrix(block + "ffn_gate_inp.weight", count, d_model));
   if (const std::string fused = block + "ffn_gate_up_exps.weight"; tensors.has(fused)) {
     THIMBLE_SET(f.gate, tensors.matrices(fused, count, 2 * uint64_t(d_ff), d_model));
+    THIMBLE_SET(f.gate_scale, tensors.scales(fused, count));
+    f.up_scale = f.gate_scale;
   } else {
     THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, d_model));
     THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, d_model));
+    THIMBLE_SET(f.gate_scale, tensors.scales(block + "ffn_gate_exps.weight", count));
+    THIMBLE_SET(f.up_scale, tensors.scales(block + "ffn_up_exps.weight", count));
   }
   THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, d_model, d_ff));
+  THIMBLE_SET(f.down_scale, tensors.scales(block + "ffn_down_exps.weight", count));
   if (d_ff_shared) {
     THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
@@ -530,7 +535,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
 
   model.rope.pairing = family.pairing;
   THIMBLE_TRY(load_rope(gguf, prefix, family.rope, tensors, model));
-  THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
+  THIMBLE_LET(embedding, tensors.table("token_embd.weight", shape.vocab, shape.d_model));
   // Files of lfm2 call the last norm so, except early ones.
   const char* const norm_of_lfm2 = "token_embd_norm.weight";
   const bool so_called = family.short_conv && tensors.has(norm_of_lfm2);

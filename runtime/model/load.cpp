@@ -94,8 +94,32 @@ Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64
   return Tensor{found->data, info->type, static_cast<uint32_t>(rows * matrices), static_cast<uint32_t>(cols)};
 }
 
+// NAME of NAME.weight.
+static std::string without_weight(const std::string& name) {
+  constexpr std::string_view kEnd = ".weight";
+  return name.ends_with(kEnd) ? name.substr(0, name.size() - kEnd.size()) : name;
+}
+
 Result<Tensor> TensorSource::matrix(const std::string& name, uint64_t rows, uint64_t cols) {
+  THIMBLE_LET(tensor, take(name, rows, cols));
+  const std::string begin = without_weight(name), of_scale = begin + ".scale";
+  skip(begin + ".input_scale");
+  // Tensors of more numbers are something else (gemma4's router has one).
+  if (const GgufTensor* found = gguf_.tensor(of_scale); found && found->elements == 1) {
+    THIMBLE_LET(scale, vector(of_scale, 1));
+    std::memcpy(&tensor.scale, scale.data, sizeof tensor.scale);
+  }
+  return tensor;
+}
+
+Result<Tensor> TensorSource::table(const std::string& name, uint64_t rows, uint64_t cols) {
   return take(name, rows, cols);
+}
+
+Result<Tensor> TensorSource::scales(const std::string& name, uint64_t experts) {
+  const std::string begin = without_weight(name);
+  skip(begin + ".input_scale");
+  return vector_if_any(begin + ".scale", experts);
 }
 
 Result<Tensor> TensorSource::matrices(const std::string& name, uint64_t experts, uint64_t rows,

@@ -44,10 +44,15 @@ class TensorSource {
 
   bool has(const std::string& name) const { return gguf_.tensor(name) != nullptr; }
   bool has_any(const std::string& begin) const;  // whether a tensor's name begins with this
-  // A matrix of any type that the library can read.
+  // A matrix of any type that the library can read, with its scale: NAME.weight has the factor NAME.scale, if
+  // there is such a tensor of one number. NAME.input_scale, which quantises activations, is passed over.
   Result<Tensor> matrix(const std::string& name, uint64_t rows, uint64_t cols);
+  // A matrix whose rows are looked up, without a scale.
+  Result<Tensor> table(const std::string& name, uint64_t rows, uint64_t cols);
   // The matrices of all experts, stored one after the other.
   Result<Tensor> matrices(const std::string& name, uint64_t experts, uint64_t rows, uint64_t cols);
+  // Their scales, f32 [experts], or nothing.
+  Result<Tensor> scales(const std::string& name, uint64_t experts);
   // The tensor must be f32, the type in which converters write norms and biases.
   Result<Tensor> floats(const std::string& name, uint64_t rows, uint64_t cols);
   Result<Tensor> vector(const std::string& name, uint64_t cols);

@@ -39,7 +39,7 @@ Result<ModelInfo> load_info(const Gguf& gguf) {
 }  // namespace
 
 Tensor Tensor::row_range(uint32_t first, uint32_t count) const {
-  return {data + dtype_bytes(type, uint64_t(first) * cols), type, count, cols};
+  return {data + dtype_bytes(type, uint64_t(first) * cols), type, count, cols, scale};
 }
 
 Tensor Tensor::part(uint32_t first, uint32_t count) const {

@@ -24,6 +24,7 @@ struct Tensor {
   const std::byte* data = nullptr;
   DType type = DType::kF32;
   uint32_t rows = 0, cols = 0;  // a vector has one row
+  float scale = 1;              // factor of all elements, from a tensor of its own
   explicit operator bool() const { return data != nullptr; }
   uint64_t bytes() const { return dtype_bytes(type, uint64_t(rows) * cols); }
   Tensor row_range(uint32_t first, uint32_t count) const;  // rows of a fused matrix
@@ -150,14 +151,15 @@ struct Experts {
   // The matrices of all experts, one after the other. If the file fuses gate and up, `gate` contains both: of
   // each expert first the rows of the gate. `up` is then empty.
   Tensor gate, up, down;
-  Tensor gate_bias, up_bias, down_bias;  // f32 (gpt-oss)
-  Dense shared;                          // of the expert that processes every token (granite)
+  Tensor gate_bias, up_bias, down_bias;     // f32 (gpt-oss)
+  Tensor gate_scale, up_scale, down_scale;  // f32 [experts]: factors of their matrices
+  Dense shared;                             // of the expert that processes every token (granite)
   Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)
 
   uint32_t d_ff() const { return down.cols; }  // of one expert
   std::vector<Tensor> tensors() const {
-    return {gate,    up,        down,        router,    router_bias, choice_bias, gate_bias,
-            up_bias, down_bias, shared.gate, shared.up, shared.down, shared_gate};
+    return {gate,      up,          down,      router,      router_bias, choice_bias, gate_bias, up_bias,
+            down_bias, shared.gate, shared.up, shared.down, shared_gate, gate_scale,  up_scale,  down_scale};
   }
 };
 using FeedForward = std::variant<Dense, Experts>;

@@ -27,6 +27,7 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   w.type = t.type;
   w.rows = t.rows;
   w.cols = t.cols;
+  w.scale = t.scale;
   return w;
 }
 

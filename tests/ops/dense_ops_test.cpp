@@ -160,13 +160,19 @@ class DenseOps : public OpTest {
     uint32_t x_slack = 5, y_slack = 3;  // elements between rows
     float x_max = 1;
     bool whole = false;  // whole numbers, whose products must be exact on every device
+    float scale = 1;     // of W
   };
+  static Weight scaled(Weight w, float scale) {
+    w.scale = scale;
+    return w;
+  }
 
   void check_linear(Random& random, const LinearCase& c) {
     const uint32_t n = c.n, cols = c.cols, rows = c.rows, max_rows = c.max_rows ? c.max_rows : rows + 3;
-    SCOPED_TRACE(::testing::Message() << dtype_info(c.type).name << ": " << rows << " of " << max_rows
-                                      << " rows, W [" << cols << "][" << n << "]" << (c.bias ? ", bias" : "")
-                                      << (c.add ? ", add" : "") << (c.whole ? ", whole numbers" : ""));
+    SCOPED_TRACE(::testing::Message()
+                 << dtype_info(c.type).name << ": " << rows << " of " << max_rows << " rows, W [" << cols
+                 << "][" << n << "]" << (c.bias ? ", bias" : "") << (c.add ? ", add" : "")
+                 << (c.whole ? ", whole numbers" : "") << ", scale " << c.scale);
     clear();
     const uint32_t x_stride = n + c.x_slack, y_stride = cols + c.y_slack;
     const Matrix w = (c.whole ? whole_matrix : random_matrix)(random, c.type, cols, n);
@@ -181,7 +187,7 @@ class DenseOps : public OpTest {
     const View y = c.add ? inout(strided(before, rows, cols, y_stride, max_rows))
                          : output<float>(size_t(max_rows) * y_stride);
     const Linear op{input(strided(x, rows, n, x_stride, max_rows)),
-                    weight(c.type, cols, n, w.bytes),
+                    scaled(weight(c.type, cols, n, w.bytes), c.scale),
                     c.bias ? input(b) : View(),
                     y,
                     {.in_cols = n,
@@ -194,9 +200,9 @@ class DenseOps : public OpTest {
     const std::vector<float> got = get<float>(y);
     for (uint32_t r = 0; r < rows; ++r) {
       for (uint32_t i = 0; i < cols; ++i) {
-        const Product p =
-            product(w, i, &x[size_t(r) * n], n, c.bias ? double{b[i]} : 0,
-                    c.add ? double{before[size_t(r) * cols + i]} : 0, rounds_to_f16(max_rows) && !c.whole);
+        const Product p = product(w, i, &x[size_t(r) * n], n, c.bias ? double{b[i]} : 0,
+                                  c.add ? double{before[size_t(r) * cols + i]} : 0,
+                                  rounds_to_f16(max_rows) && !c.whole, double{c.scale});
         ASSERT_NEAR(got[size_t(r) * y_stride + i], p.sum, c.whole ? 0 : p.tolerance)
             << "at " << r << ", " << i;
       }
@@ -431,12 +437,34 @@ TEST_P(DenseOps, LinearTakesFewerRowsThanItsProgramIsFor) {
       }
 }
 
+// The scale of a matrix multiplies its product, before the bias and what y held are added.
+TEST_P(DenseOps, LinearMultipliesByTheScaleOfItsMatrix) {
+  Random random;
+  bool bias = false;
+  for (const DType type : {DType::kNVFP4, DType::kF32, DType::kQ4_K})
+    for (const uint32_t max_rows : {1u, 4u, 40u, 200u})
+      for (const bool add : {false, true}) {
+        if (is_slow() && (type == DType::kF32 || max_rows == 4)) continue;
+        check_linear(random, {.type = type,
+                              .rows = max_rows == 1 ? 1 : max_rows - 3,
+                              .n = 512,
+                              .cols = 70,
+                              .bias = bias,
+                              .add = add,
+                              .max_rows = max_rows,
+                              .scale = add ? 0.3f : -700});
+        bias = !bias || add;
+        if (HasFatalFailure()) return;
+      }
+}
+
 // q, k and v of a layer: different types and widths, adjacent in y.
 TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
   struct Sibling {
     DType type;
     uint32_t cols;
     bool bias;
+    float scale = 1;
   };
   Random random;
   for (const uint32_t max_rows : {1u, 50u, 150u})
@@ -445,6 +473,9 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
               {DType::kQ4_K, 256, false}, {DType::kQ4_K, 64, false}, {DType::kQ6_K, 64, false}},
           std::vector<Sibling>{{DType::kQ8_0, 130, true}, {DType::kF16, 33, true}, {DType::kQ5_0, 31, false}},
           std::vector<Sibling>{{DType::kQ4_0, 96, false}, {DType::kQ4_0, 32, true}},
+          std::vector<Sibling>{{DType::kNVFP4, 96, false, 0.3f},
+                               {DType::kNVFP4, 40, false, 0.3f},
+                               {DType::kNVFP4, 40, false, 5}},
           std::vector<Sibling>{{DType::kF32, 64, false},
                                {DType::kQ4_K, 1, false},
                                {DType::kQ4_K, 1, false},
@@ -466,7 +497,7 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
         biases.push_back(s.bias ? random.floats(s.cols) : std::vector<float>(s.cols));
         ops.push_back(
             {from,
-             weight(s.type, s.cols, n, matrices.back().bytes),
+             scaled(weight(s.type, s.cols, n, matrices.back().bytes), s.scale),
              s.bias ? input(biases.back()) : View(),
              y.slice(column * sizeof(float), y.bytes - column * sizeof(float)),
              {.in_cols = n, .out_cols = s.cols, .x_stride = n, .y_stride = width, .rows = kStepRows}});
@@ -481,7 +512,7 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
         for (size_t s = 0; s < siblings.size(); ++s)
           for (uint32_t c = 0; c < siblings[s].cols; ++c, ++column) {
             const Product p = product(matrices[s], c, &x[size_t(row) * n], n, double{biases[s][c]}, 0,
-                                      rounds_to_f16(max_rows));
+                                      rounds_to_f16(max_rows), double{siblings[s].scale});
             ASSERT_NEAR(got[size_t(row) * width + column], p.sum, p.tolerance)
                 << "row " << row << ", matrix " << s << ", column " << c;
           }
@@ -527,11 +558,13 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
   for (DType type : types()) {
     for (const Rows rows : {Rows{1, 1}, Rows{1, 3}, Rows{3, 5}, Rows{37, 39}, Rows{1, 64}, Rows{33, 300}})
       for (uint32_t cols : {1u, 33u, 300u})
-        for (const uint32_t kind : {0u, 1u, 2u}) {
-          const bool whole = kind == 1, mixed = kind == 2;
-          if (rows.most != 1 && rows.most != 300 && !has_own_products(type)) continue;
+        for (const uint32_t kind : {0u, 1u, 2u, 3u}) {
+          const bool whole = kind == 1, mixed = kind == 2, has_scales = kind == 3;
+          if (has_scales && (cols != 33 || (type != DType::kF16 && type != DType::kNVFP4))) continue;
+          const float gate_scale = has_scales ? 0.3f : 1, up_scale = has_scales ? -5.0f : 1;
+          if (rows.most != 1 && rows.most != 300 && !has_scales && !has_own_products(type)) continue;
           if (mixed && (rows.most != 1 || cols != 33 || !has_own_products(type))) continue;
-          if ((rows.most != 1 || cols != 33) && !takes_all_shapes(type)) continue;
+          if ((rows.most != 1 || cols != 33) && !has_scales && !takes_all_shapes(type)) continue;
           const DType up_type = mixed ? other : type;
           const uint32_t act = variant % 2 ? kActGelu : kActSilu,
                          n = dtype_info(type).block == 1 && !mixed ? 225 : 256;
@@ -539,7 +572,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
           SCOPED_TRACE(::testing::Message()
                        << dtype_info(type).name << " and " << dtype_info(up_type).name << ", act " << act
                        << ", " << rows.n << " of " << rows.most << " rows, " << cols << " columns"
-                       << (whole ? ", whole numbers" : ""));
+                       << (whole ? ", whole numbers" : "") << (has_scales ? ", scales" : ""));
           clear();
           const auto make = whole ? whole_matrix : random_matrix;
           const Matrix gate = make(random, type, cols, n), up = make(random, up_type, cols, n);
@@ -549,8 +582,8 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
             for (float& f : x) f = std::trunc(f) * 0x1p-10f;
           const View h = output<float>(size_t(rows.most) * cols);
           const Glu op{input(padded_rows(x, size_t(rows.most) * n)),
-                       weight(type, cols, n, gate.bytes),
-                       weight(up_type, cols, n, up.bytes),
+                       scaled(weight(type, cols, n, gate.bytes), gate_scale),
+                       scaled(weight(up_type, cols, n, up.bytes), up_scale),
                        h,
                        {.in_cols = n, .out_cols = cols, .act = act}};
           run({.n_rows = rows.n}, rows.most, [&](Recorder& r) { r.record(op); });
@@ -558,8 +591,8 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
           const bool f16 = rounds_to_f16(rows.most);
           for (uint32_t r = 0; r < rows.n; ++r)
             for (uint32_t c = 0; c < cols; ++c) {
-              Product g = product(gate, c, &x[size_t(r) * n], n, 0, 0, f16),
-                      u = product(up, c, &x[size_t(r) * n], n, 0, 0, f16);
+              Product g = product(gate, c, &x[size_t(r) * n], n, 0, 0, f16, double{gate_scale}),
+                      u = product(up, c, &x[size_t(r) * n], n, 0, 0, f16, double{up_scale});
               if (whole) g.tolerance = u.tolerance = 0;
               const double inner =
                   act == kActSilu ? g.sum : 1.5957691216 * (g.sum + 0.044715 * g.sum * g.sum * g.sum);
@@ -588,15 +621,18 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   struct Shape {
     DType type;
     uint32_t n;
+    bool has_scales = false;
   };
   Random random;
   for (const uint32_t rows : {1u, 3u})
     for (const uint32_t order : {0u, 1u, 2u, 3u})
       // One strip of CUDA's products or several, and more strips than a block has warps.
-      for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kF32, 200}, Shape{DType::kF32, 2100},
-                                Shape{DType::kF16, 300}, Shape{DType::kBF16, 2500}, Shape{DType::kQ4_0, 544},
-                                Shape{DType::kQ4_K, 512}, Shape{DType::kQ6_K, 5120}}) {
-        const bool taken = shape.type == DType::kF16 || shape.type == DType::kQ4_K || shape.n == 200;
+      for (const Shape shape :
+           {Shape{DType::kF32, 33}, Shape{DType::kF32, 200}, Shape{DType::kF32, 2100},
+            Shape{DType::kF16, 300}, Shape{DType::kBF16, 2500}, Shape{DType::kQ4_0, 544},
+            Shape{DType::kQ4_K, 512}, Shape{DType::kQ6_K, 5120}, Shape{DType::kNVFP4, 512, true}}) {
+        const bool taken =
+            shape.has_scales || shape.type == DType::kF16 || shape.type == DType::kQ4_K || shape.n == 200;
         if (is_slow() && !taken) continue;
         const uint32_t n = shape.n, cols = 45;
         const bool glu_first = order % 2, after_linear = order >= 2;
@@ -605,19 +641,22 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
                      << (glu_first ? ", glu first" : "") << (after_linear ? ", after a linear" : ""));
         clear();
         const std::vector<float> before = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
+        const auto scale_of = [&](uint32_t i) { return shape.has_scales ? 0.3f + static_cast<float>(i) : 1; };
         const uint32_t added = 256;
         // The last strip has few columns
         const DType type = shape.type == DType::kF32 ? DType::kQ8_0 : shape.type;
         const Matrix add = random_matrix(random, type, n, added);
         const Linear make_x{
             input(random.floats(size_t(rows) * added)),
-            weight(type, n, added, add.bytes),
+            scaled(weight(type, n, added, add.bytes), scale_of(4)),
             View(),
             inout(before),
             {.in_cols = added, .out_cols = n, .x_stride = added, .y_stride = n, .add = 1, .rows = kStepRows}};
         Matrix matrices[4];
         for (Matrix& m : matrices) m = random_matrix(random, shape.type, cols, n);
-        const auto weights_of = [&](uint32_t i) { return weight(shape.type, cols, n, matrices[i].bytes); };
+        const auto weights_of = [&](uint32_t i) {
+          return scaled(weight(shape.type, cols, n, matrices[i].bytes), scale_of(i));
+        };
         const View norm = output<float>(size_t(rows) * n), y = output<float>(size_t(rows) * 2 * cols),
                    h = output<float>(size_t(rows) * cols);
         const RmsNorm make{make_x.y,
@@ -651,7 +690,8 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
             ASSERT_NEAR(of_norm[size_t(row) * n + i], exact, std::fabs(exact) * (n / 2.0 + 7) * 0x1p-24);
           }
           const auto of = [&](uint32_t i, uint32_t c) {
-            return product(matrices[i], c, &of_norm[size_t(row) * n], n, 0, 0, rounds_to_f16(rows));
+            return product(matrices[i], c, &of_norm[size_t(row) * n], n, 0, 0, rounds_to_f16(rows),
+                           double{scale_of(i)});
           };
           for (uint32_t c = 0; c < cols; ++c) {
             const Product a = of(0, c), b = of(1, c), gate = of(2, c), up = of(3, c);

@@ -33,6 +33,7 @@ class Experts : public OpTest {
     uint32_t max_rows = 0;  // 0: two more than rows
     bool routed = false;    // the program also chooses the experts
     bool fused = false;     // gate and up are in one tensor
+    bool scaled = false;    // the matrices have scales
   };
   void check_experts(const Shape&);
 };
@@ -245,7 +246,8 @@ double activated(uint32_t act, double gate, double up) {
 void Experts::check_experts(const Shape& s) {
   SCOPED_TRACE(::testing::Message() << s.chosen << " of " << s.experts << " experts, " << s.rows << " rows, "
                                     << s.in_cols << " to " << s.out_cols << " " << dtype_info(s.type).name
-                                    << ", act " << s.act << ", biased " << s.biased << ", fused " << s.fused);
+                                    << ", act " << s.act << ", biased " << s.biased << ", fused " << s.fused
+                                    << ", scaled " << s.scaled);
   clear();
   Random random{s.experts + s.rows + s.in_cols};
   const uint32_t max_rows = s.max_rows ? s.max_rows : s.rows + 2, slots = s.rows * s.chosen,
@@ -269,7 +271,10 @@ void Experts::check_experts(const Shape& s) {
   const auto bias = [&](uint32_t cols) { return random.floats(s.biased ? s.experts * cols : 0, -3, 3); };
   const std::vector<float> gate_bias = bias(s.out_cols), up_bias = bias(s.out_cols),
                            down_bias = bias(s.in_cols);
+  const auto scales = [&] { return random.floats(s.scaled ? s.experts : 0, -4, 4); };
+  const std::vector<float> gate_scale = scales(), up_scale = scales(), down_scale = scales();
   const auto of = [&](const std::vector<float>& b) { return b.empty() ? View{} : input(b); };
+  const auto at_or_1 = [](const std::vector<float>& v, size_t i) { return v.empty() ? 1.0 : double{v[i]}; };
   const View first = s.routed ? output<uint32_t>(s.experts + 1) : input(to.first),
              row = s.routed ? output<uint32_t>(most_slots) : input(padded_rows(to.row, most_slots)),
              weight_of_slot = s.routed ? output<float>(most_slots) : input(padded_rows(weights, most_slots)),
@@ -298,7 +303,9 @@ void Experts::check_experts(const Shape& s) {
                        .act = s.act,
                        .experts = s.experts,
                        .chosen = s.chosen,
-                       .rows_between = s.fused ? s.out_cols : 0}};
+                       .rows_between = s.fused ? s.out_cols : 0},
+                      of(gate_scale),
+                      of(up_scale)};
   const ExpertLinear linear{
       h,
       weight(s.type, s.experts * s.in_cols, s.out_cols, down.bytes),
@@ -307,7 +314,8 @@ void Experts::check_experts(const Shape& s) {
       row,
       weight_of_slot,
       y,
-      {.in_cols = s.out_cols, .out_cols = s.in_cols, .experts = s.experts, .chosen = s.chosen}};
+      {.in_cols = s.out_cols, .out_cols = s.in_cols, .experts = s.experts, .chosen = s.chosen},
+      of(down_scale)};
   const Route choice{s.routed ? input(padded_rows(logits, size_t(max_rows) * s.experts)) : View{},
                      of(preferred),
                      first,
@@ -342,10 +350,10 @@ void Experts::check_experts(const Shape& s) {
       const float* token = &x[size_t(to.row[slot]) * s.in_cols];
       const uint32_t at = expert * s.out_cols + c;
       const uint32_t of_gate = expert * matrix_rows + c, of_up = s.fused ? of_gate + s.out_cols : at;
-      const Product g = product(gate, of_gate, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0,
-                                f16),
+      const Product g = product(gate, of_gate, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0, f16,
+                                at_or_1(gate_scale, expert)),
                     u = product(s.fused ? gate : up, of_up, token, s.in_cols,
-                                s.biased ? double{up_bias[at]} : 0, 0, f16);
+                                s.biased ? double{up_bias[at]} : 0, 0, f16, at_or_1(up_scale, expert));
       // The slope of activations is at most 1.2 times their argument; a few operations follow.
       const double value = activated(s.act, g.sum, u.sum);
       const double moved = 1.2 * g.tolerance * (std::fabs(u.sum) + 1) + std::fabs(g.sum) * u.tolerance +
@@ -355,7 +363,7 @@ void Experts::check_experts(const Shape& s) {
     for (uint32_t c = 0; c < s.in_cols; ++c) {
       const uint32_t at = expert * s.in_cols + c;
       const Product p = product(down, at, &hidden[size_t(slot) * s.out_cols], s.out_cols,
-                                s.biased ? double{down_bias[at]} : 0, 0, f16);
+                                s.biased ? double{down_bias[at]} : 0, 0, f16, at_or_1(down_scale, expert));
       const size_t to_element = size_t(to.row[slot]) * s.in_cols + c;
       want[to_element] += double{weights[slot]} * p.sum;
       tolerance[to_element] += double{weights[slot]} * (p.tolerance + std::fabs(p.sum) * s.chosen * 0x1p-22);
@@ -437,6 +445,41 @@ TEST_P(Experts, HaveGateAndUpInOneTensor) {
                  .out_cols = 704,
                  .type = DType::kQ8_0,
                  .fused = true});
+}
+
+// Each expert has a factor for each of its products.
+TEST_P(Experts, HaveScales) {
+  for (const DType type : {DType::kNVFP4, DType::kQ4_K})
+    for (const uint32_t rows : {1u, 3u, 60u})
+      for (const bool routed : {false, true}) {
+        if (is_slow() && type == DType::kQ4_K && rows > 1) continue;
+        check_experts({.experts = 6,
+                       .chosen = 2,
+                       .rows = rows,
+                       .in_cols = 256,
+                       .out_cols = 512,
+                       .type = type,
+                       .act = routed ? kActClamped : kActSilu,
+                       .max_rows = rows == 1 ? 1u : 0u,
+                       .routed = routed,
+                       .scaled = true});
+        if (HasFatalFailure()) return;
+      }
+}
+
+// The biases come after the scales. Vulkan does not support both.
+TEST_P(Experts, HaveScalesAndBiases) {
+  if (GetParam().starts_with("vulkan")) return;
+  for (const uint32_t rows : {1u, 40u})
+    check_experts({.experts = 6,
+                   .chosen = 2,
+                   .rows = rows,
+                   .in_cols = 256,
+                   .out_cols = 64,
+                   .type = DType::kNVFP4,
+                   .biased = true,
+                   .max_rows = rows == 1 ? 1u : 0u,
+                   .scaled = true});
 }
 
 // Backends may choose a token's experts inside the first product that needs them.

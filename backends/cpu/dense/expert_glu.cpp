@@ -37,8 +37,8 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
                    begin = digits ? index : first[index], end = digits ? index + 1 : first[index + 1];
     const ExpertScratch scratch(c, worker, p.in_cols);
     const uint32_t matrix_rows = p.out_cols + p.rows_between;
-    const ExpertProduct gate{op.gate, expert, matrix_rows, col, cols, p.in_cols},
-        up{op.up, expert, matrix_rows, col, cols, p.in_cols};
+    const ExpertProduct gate{op.gate, op.gate_scale, expert, matrix_rows, col, cols, p.in_cols},
+        up{op.up, op.up_scale, expert, matrix_rows, col, cols, p.in_cols};
     const uint64_t bias = uint64_t(expert) * p.out_cols + col;
     const auto row_of = [&](uint32_t slot) { return data<uint32_t>(op.row)[slot]; };
     for (uint32_t slot = begin; slot < end; slot += most) {

@@ -16,7 +16,7 @@ void expert_linear(const Context& c, const ExpertLinear& op) {
     for (uint32_t expert = 0; expert < p.experts; ++expert)
       for (uint32_t slot = first[expert]; slot < first[expert + 1]; slot += kExpertRows) {
         const uint32_t n = std::min(kExpertRows, first[expert + 1] - slot);
-        const ExpertProduct product{op.w, expert, p.out_cols, col, cols, p.in_cols};
+        const ExpertProduct product{op.w, op.scale, expert, p.out_cols, col, cols, p.in_cols};
         product(data<float>(op.h) + size_t(slot) * p.in_cols,
                 digits ? digits + slot * digit_blocks(p.in_cols) : nullptr, n, scratch.block, cols,
                 scratch.matmul);

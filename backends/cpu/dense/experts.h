@@ -30,10 +30,11 @@ inline uint32_t expert_cols(uint64_t all, uint32_t workers, bool digits) {
                 : kBlockCols;
 }
 
-// y[r][i] = row first_col + i of the matrix of `expert` times x[r], for `cols` of its rows. The matrix of the
-// next expert begins matrix_rows rows after that of an expert.
+// y[r][i] = row first_col + i of the matrix of `expert` times x[r] and the expert's scale, for `cols` of its
+// rows. The matrix of the next expert begins matrix_rows rows after that of an expert.
 struct ExpertProduct {
   const Weight& w;
+  const In& scale;
   uint32_t expert, matrix_rows, first_col, cols, in_cols;
   void operator()(const float* x, const DigitBlock* digits, uint32_t x_rows, float* y, size_t y_stride,
                   float* scratch) const {
@@ -50,6 +51,7 @@ struct ExpertProduct {
             .accumulate = false,
             .digits = digits},
            scratch);
+    scale_block(scale ? data<float>(scale)[expert] : 1, x_rows, cols, y, y_stride);
   }
 };
 

@@ -28,6 +28,7 @@ void glu(const Context& c, const Glu& op) {
               .accumulate = false,
               .digits = digits},
              scratch);
+      scale_block(w.scale, b.rows, b.cols, y, y_stride);
     };
     product(op.gate, h, op.p.out_cols);
     product(op.up, up, b.cols);

@@ -21,18 +21,31 @@ void linear(const Context& c, const Linear& op) {
           element = op.p.add ? element + bias[i] : bias[i];
         }
     }
-    matmul({.x = data<float>(op.x) + size_t(b.first_row) * op.p.x_stride,
-            .x_stride = op.p.x_stride,
-            .x_rows = b.rows,
-            .type = op.w.type,
-            .w = data<std::byte>(op.w) + b.first_col * row_bytes,
-            .cols = b.cols,
-            .n = op.p.in_cols,
-            .y = y,
-            .y_stride = op.p.y_stride,
-            .accumulate = op.p.add != 0 || op.bias,
-            .digits = digits},
-           dense_scratch(c, worker));
+    float* const scratch = dense_scratch(c, worker);
+    const auto multiply = [&](float* to, size_t stride, bool accumulate) {
+      matmul({.x = data<float>(op.x) + size_t(b.first_row) * op.p.x_stride,
+              .x_stride = op.p.x_stride,
+              .x_rows = b.rows,
+              .type = op.w.type,
+              .w = data<std::byte>(op.w) + b.first_col * row_bytes,
+              .cols = b.cols,
+              .n = op.p.in_cols,
+              .y = to,
+              .y_stride = stride,
+              .accumulate = accumulate,
+              .digits = digits},
+             scratch);
+    };
+    const bool adds = op.p.add != 0 || op.bias;
+    if (!adds || op.w.scale == 1) {
+      multiply(y, op.p.y_stride, adds);
+      return scale_block(op.w.scale, b.rows, b.cols, y, op.p.y_stride);
+    }
+    float* const product = scratch + kMatmulScratch;
+    multiply(product, b.cols, false);
+    for (uint32_t r = 0; r < b.rows; ++r)
+      for (uint32_t i = 0; i < b.cols; ++i)
+        y[size_t(r) * op.p.y_stride + i] += op.w.scale * product[size_t(r) * b.cols + i];
   });
 }
 

@@ -29,6 +29,12 @@ struct Matmul {
   const DigitBlock* digits = nullptr;  // of x: [x_rows][digit_blocks(n)], or null; not used by all types
 };
 void matmul(const Matmul&, float* scratch);
+// Multiplies a block of y by the scale of its matrix.
+inline void scale_block(float scale, uint32_t rows, uint32_t cols, float* y, size_t y_stride) {
+  if (scale == 1) return;
+  for (uint32_t r = 0; r < rows; ++r)
+    for (uint32_t i = 0; i < cols; ++i) y[r * y_stride + i] *= scale;
+}
 // Makes a BLAS allocate the memory that it keeps for the calling thread.
 void warm_up_matmul();
 // Bytes of that memory, measured once per process by the first caller; 0 without a BLAS.
@@ -39,8 +45,8 @@ constexpr uint32_t kBlockCols = 64, kBlockDepth = 512;
 // Rows that share one expansion of W. The expansion costs about 3 % of the product of 1024 rows.
 constexpr uint32_t kBlockRows = 1024;
 constexpr uint32_t kMatmulScratch = kBlockCols * kBlockDepth;
-// Floats of scratch per worker in linear and glu. glu stores a block of its second product after the matmul
-// scratch.
+// Floats of scratch per worker in linear and glu. After the matmul scratch, glu stores a block of its second
+// product, and linear a block of a product that has a scale.
 constexpr uint32_t kDenseScratch = kMatmulScratch + kBlockRows * kBlockCols;
 inline float* dense_scratch(const Context& c, uint32_t worker) {
   return reinterpret_cast<float*>(c.scratch.data()) + size_t(worker) * kDenseScratch;

@@ -21,7 +21,8 @@ namespace thimble::cuda {
 inline constexpr uint32_t kOperandRows = 256;
 inline constexpr uint32_t kOperandDepth = 64;
 
-// y[r][c] = x_scales[r] * sum over i of x[r][i] w[c][i], or y += that, or for glu h[r][c] = act(gate) * up.
+// y[r][c] = x_scales[r] * w_scale[0] * sum over i of x[r][i] w[c][i], or y += that, or for glu h[r][c] =
+// act(gate) * up.
 // Row 0 of x and y is row first_row of the step.
 struct Product {
   const __half* x = nullptr;        // [rows][k], 256-byte aligned
@@ -38,7 +39,8 @@ struct Product {
   // glu: w holds 8 rows of gate, then the corresponding 8 rows of up, and so on; cols is 2 y_cols rounded up
   // to 16.
   bool glu = false;
-  uint32_t act = 0;  // kActSilu, kActGelu, kActClamped
+  uint32_t act = 0;           // kActSilu, kActGelu, kActClamped
+  float w_scale[2] = {1, 1};  // of w; for glu of the gate and of the up
   // With groups, group g has rows [groups_first[g], groups_first[g + 1]) of x and y, and rows [g * cols, (g +
   // 1) * cols) of w. `rows` is then a bound for all groups together, and first_row is 0. The biases are added
   // to the groups' results; for glu one to the gate and one to the up.
@@ -46,6 +48,7 @@ struct Product {
   uint32_t groups = 0;
   const float* bias[2] = {};  // [groups][bias_stride], or null
   uint32_t bias_stride = 0;
+  const float* group_scales[2] = {};  // [groups], in place of w_scale; or null
 };
 
 // The number of rows of the product in this step: 0 if the step ends before first_row.

@@ -32,7 +32,8 @@ __device__ inline float product_of(const Elements& w, const EightFloats& x) {
 struct Matrices {
   const std::byte* w;
   uint64_t row_bytes;
-  const float* bias;  // [experts][out_cols], or null
+  const float* bias;   // [experts][out_cols], or null
+  const float* scale;  // [experts], or null
 };
 struct VectorGlu {
   Matrices gate, up;
@@ -68,8 +69,12 @@ __global__ void __launch_bounds__(kWarps* kWarp) glu_kernel(VectorGlu p) {
 #pragma unroll
   for (uint32_t r = 0; r < kRows; ++r) {
     const uint64_t at = expert * p.out_cols + min(row + r, p.out_cols - 1);
-    const float g = warp_sum(gate[r]) + (p.gate.bias ? p.gate.bias[at] : 0),
-                u = warp_sum(up[r]) + (p.up.bias ? p.up.bias[at] : 0);
+    const auto whole = [&](const Matrices& m, float sum) {
+      sum = warp_sum(sum);
+      if (m.scale) sum *= m.scale[expert];
+      return m.bias ? sum + m.bias[at] : sum;
+    };
+    const float g = whole(p.gate, gate[r]), u = whole(p.up, up[r]);
     if (lane == 0 && row + r < p.out_cols) p.h[uint64_t(slot) * p.out_cols + row + r] = glu_of(g, u, p.act);
   }
 }
@@ -100,19 +105,21 @@ __global__ void __launch_bounds__(kWarps* kWarp) sum_kernel(VectorLinear p) {
   for (uint32_t s = 0; s < p.chosen; ++s) {
     const uint64_t row = uint64_t(experts[s]) * p.out_cols + col;
     const std::byte* w = p.w.w + row * p.w.row_bytes;
-    float product = p.w.bias && lane == 0 ? p.w.bias[row] : 0;
+    float product = 0;
 #pragma unroll 2
     for (uint32_t c = 8 * lane; c < p.in_cols; c += 8 * kWarp)
       product += product_of(eight_of_row<type>(w, c, p.in_cols),
                             eight_of_floats(p.h + uint64_t(s) * p.in_cols, c, p.in_cols));
+    if (p.w.scale) product *= p.w.scale[experts[s]];
+    if (p.w.bias && lane == 0) product += p.w.bias[row];
     sum = fmaf(p.weight[s], product, sum);
   }
   sum = warp_sum(sum);
   if (lane == 0) p.y[col] += sum;
 }
 
-Matrices matrices_of(const Weight& w, const In& bias) {
-  return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias)};
+Matrices matrices_of(const Weight& w, const In& bias, const In& scale) {
+  return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias), data<float>(scale)};
 }
 
 // The columns of y that add_experts_kernel sums.
@@ -207,8 +214,8 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
   const uint32_t* const first = data<uint32_t>(op.first);
   if (multiplies_vectors(l, op)) return multiply_vectors(l, op, nullptr);
   if (l.max_rows == 1 && op.gate.type == op.up.type) {
-    const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
-                      .up = matrices_of(op.up, op.up_bias),
+    const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias, op.gate_scale),
+                      .up = matrices_of(op.up, op.up_bias, op.up_scale),
                       .x = data<float>(op.x),
                       .first = first,
                       .h = data<float>(op.h),
@@ -241,7 +248,8 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
                           .groups = p.experts,
                           .bias = {op.gate_bias ? data<float>(op.gate_bias) + col : nullptr,
                                    op.up_bias ? data<float>(op.up_bias) + col : nullptr},
-                          .bias_stride = p.out_cols};
+                          .bias_stride = p.out_cols,
+                          .group_scales = {data<float>(op.gate_scale), data<float>(op.up_scale)}};
     const uint32_t matrix_rows = p.out_cols + p.rows_between;
     dequantize_experts(l, op.gate, matrix_rows, col, cols, product, e.o.w(l), true);
     dequantize_experts(l, op.up, matrix_rows, col, cols, product, e.o.w(l) + 8 * e.o.k, true);
@@ -254,7 +262,7 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
   const uint32_t* const first = data<uint32_t>(op.first);
   if (multiplies_vectors(l, op)) return multiply_vectors(l, op, nullptr);
   if (l.max_rows == 1) {
-    const VectorLinear v{.w = matrices_of(op.w, op.bias),
+    const VectorLinear v{.w = matrices_of(op.w, op.bias, op.scale),
                          .h = data<float>(op.h),
                          .first = first,
                          .weight = data<float>(op.weight),
@@ -286,7 +294,8 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
                           .groups_first = first,
                           .groups = p.experts,
                           .bias = {op.bias ? data<float>(op.bias) + col : nullptr},
-                          .bias_stride = p.out_cols};
+                          .bias_stride = p.out_cols,
+                          .group_scales = {data<float>(op.scale)}};
     dequantize_experts(l, op.w, p.out_cols, col, cols, product, e.o.w(l), false);
     multiply(l, product);
     const ExpertParts all{.parts = parts,

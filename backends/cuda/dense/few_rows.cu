@@ -29,6 +29,7 @@ struct FewRows {
   const float* bias;  // or null
   float* y;
   uint32_t y_stride, add, act;
+  float w_scale[2];  // of w
 };
 
 // kTiles: tiles of eight rows of x.
@@ -131,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
     const float scale = p.x_scales[x_row];
     float& y = p.y[uint64_t(x_row) * p.y_stride + first_col + col];
     if constexpr (kPair) {
-      y = glu_of_product(scale * all[0], scale * all[1], p.act);
+      y = glu_of_product(scale * p.w_scale[0] * all[0], scale * p.w_scale[1] * all[1], p.act);
     } else {
-      float sum = scale * all[0];
+      float sum = scale * p.w_scale[0] * all[0];
       if (p.bias) sum += p.bias[first_col + col];
       y = p.add ? y + sum : sum;
     }
@@ -188,7 +189,8 @@ void multiply_few(const Launch& l, const Operands& o, const Linear& op) {
                    .bias = data<float>(op.bias),
                    .y = data<float>(op.y),
                    .y_stride = op.p.y_stride,
-                   .add = op.p.add});
+                   .add = op.p.add,
+                   .w_scale = {op.w.scale}});
 }
 
 void multiply_few(const Launch& l, const Operands& o, const Glu& op) {
@@ -198,7 +200,8 @@ void multiply_few(const Launch& l, const Operands& o, const Glu& op) {
                   .cols = op.p.out_cols,
                   .y = data<float>(op.h),
                   .y_stride = op.p.out_cols,
-                  .act = op.p.act});
+                  .act = op.p.act,
+                  .w_scale = {op.gate.scale, op.up.scale}});
 }
 
 }  // namespace thimble::cuda

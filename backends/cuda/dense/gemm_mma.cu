@@ -84,6 +84,9 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
     p.w += uint64_t(group) * p.cols * p.k;
     for (const float*& bias : p.bias)
       if (bias) bias += uint64_t(group) * p.bias_stride;
+#pragma unroll
+    for (uint32_t which = 0; which < 2; ++which)
+      if (p.group_scales[which]) p.w_scale[which] = p.group_scales[which][group];
   } else if (first_row >= rows) {
     return;
   }
@@ -170,13 +173,13 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
       const uint32_t row = first_row + warp_row + 16 * i + 8 * half + lane / 4;
       if (row >= rows) continue;
       float* y = p.y + uint64_t(row) * p.y_stride;
-      const float scale = p.x_scales[row];
-      const auto pair = [&](uint32_t j) {
-        return float2{scale * sums[i][j][2 * half], scale * sums[i][j][2 * half + 1]};
+      const float scales[2] = {p.x_scales[row] * p.w_scale[0], p.x_scales[row] * p.w_scale[1]};
+      const auto pair = [&](uint32_t j, uint32_t which) {
+        return float2{scales[which] * sums[i][j][2 * half], scales[which] * sums[i][j][2 * half + 1]};
       };
       if (p.glu)
         write_pairs<kColTiles / 2>(y, first / 2 + 2 * (lane % 4), p.y_cols, p.add, wide, [&](uint32_t j) {
-          const float2 gate = pair(2 * j), up = pair(2 * j + 1);
+          const float2 gate = pair(2 * j, 0), up = pair(2 * j + 1, 1);
           const uint32_t col = first / 2 + 2 * (lane % 4) + 8 * j;
           return float2{glu_of_product(gate.x + bias(0, col), up.x + bias(1, col), p.act),
                         glu_of_product(gate.y + bias(0, col + 1), up.y + bias(1, col + 1), p.act)};
@@ -184,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
       else
         write_pairs<kColTiles>(y, first + 2 * (lane % 4), p.y_cols, p.add, wide, [&](uint32_t j) {
           const uint32_t col = first + 2 * (lane % 4) + 8 * j;
-          const float2 sum = pair(j);
+          const float2 sum = pair(j, 0);
           return float2{sum.x + bias(0, col), sum.y + bias(0, col + 1)};
         });
     }

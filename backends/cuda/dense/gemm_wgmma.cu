@@ -43,8 +43,10 @@ struct Task {
   bool wide;  // writes four elements of y at a time
   const uint32_t* groups_first;
   uint32_t groups;
+  float w_scale[2];
   const float* bias[2];
   uint32_t bias_stride;
+  const float* group_scales[2];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -119,6 +121,12 @@ __device__ inline float2 with_bias(const Task& t, uint32_t which, const Tile& ti
   const uint32_t col = first + threadIdx.x % 4 * 2;
   const float* bias = t.bias[which] + uint64_t(tile.group) * t.bias_stride + col;
   return {pair.x + (col < t.y_cols ? bias[0] : 0), pair.y + (col + 1 < t.y_cols ? bias[1] : 0)};
+}
+
+// The scale of w, or of the tile's group of it.
+template <bool kGrouped>
+__device__ inline float w_scale(const Task& t, uint32_t which, const Tile& tile) {
+  return kGrouped && t.group_scales[which] ? t.group_scales[which][tile.group] : t.w_scale[which];
 }
 
 // Writes one row of kBlocks blocks of 8 columns, from column `first` of y on; block(i) is this lane's part of
@@ -239,20 +247,24 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
       pin(sums);
       release(previous);
 
+      const float of_w[2] = {w_scale<kGrouped>(t, 0, tile), w_scale<kGrouped>(t, 1, tile)};
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        const auto block = [&](uint32_t j) {
-          return float2{scales[half] * sums[j][2 * half], scales[half] * sums[j][2 * half + 1]};
+        const float gate_scale = scales[half] * of_w[0], up_scale = scales[half] * of_w[1];
+        const auto block = [&](uint32_t j, float scale) {
+          return float2{scale * sums[j][2 * half], scale * sums[j][2 * half + 1]};
         };
         if (t.glu)
           write_row<kCols / 16>(t, row + 8 * half, tile.end, tile.col / 2, [&](uint32_t j) {
-            const float2 gate = with_bias<kGrouped>(t, 0, tile, tile.col / 2 + 8 * j, block(2 * j)),
-                         up = with_bias<kGrouped>(t, 1, tile, tile.col / 2 + 8 * j, block(2 * j + 1));
+            const float2 gate =
+                             with_bias<kGrouped>(t, 0, tile, tile.col / 2 + 8 * j, block(2 * j, gate_scale)),
+                         up = with_bias<kGrouped>(t, 1, tile, tile.col / 2 + 8 * j,
+                                                  block(2 * j + 1, up_scale));
             return float2{glu_of_product(gate.x, up.x, t.act), glu_of_product(gate.y, up.y, t.act)};
           });
         else
           write_row<kCols / 8>(t, row + 8 * half, tile.end, tile.col, [&](uint32_t j) {
-            return with_bias<kGrouped>(t, 0, tile, tile.col + 8 * j, block(j));
+            return with_bias<kGrouped>(t, 0, tile, tile.col + 8 * j, block(j, gate_scale));
           });
       }
     }
@@ -287,8 +299,10 @@ void multiply_tiles(const Launch& l, const Product& p) {
                   .wide = wide,
                   .groups_first = p.groups_first,
                   .groups = p.groups,
+                  .w_scale = {p.w_scale[0], p.w_scale[1]},
                   .bias = {p.bias[0], p.bias[1]},
-                  .bias_stride = p.bias_stride};
+                  .bias_stride = p.bias_stride,
+                  .group_scales = {p.group_scales[0], p.group_scales[1]}};
   const uint32_t blocks =
       static_cast<uint32_t>(std::min<uint64_t>(tile_count(p, kCols), l.card.multiprocessors));
   if (p.groups)

@@ -28,7 +28,8 @@ void glu(const Launch& l, const Glu& op, const RmsNorm* norm) {
                           .y_stride = p.out_cols,
                           .y_cols = p.out_cols,
                           .glu = true,
-                          .act = p.act};
+                          .act = p.act,
+                          .w_scale = {op.gate.scale, op.up.scale}};
     multiply_slices(l, o, product, [&](uint32_t first, uint32_t count, __half* to) {
       const uint32_t outputs = std::min(count / 2, p.out_cols - first / 2);
       dequantize(l, op.gate, first / 2, outputs, to, o.k, true);

@@ -26,7 +26,7 @@ size_t side_by_side(std::span<const Linear> siblings) {
   for (; n < siblings.size(); ++n) {
     const Linear& op = siblings[n];
     if (data<float>(op.y) != next || op.p.y_stride != first.p.y_stride || op.p.add != first.p.add ||
-        !op.bias != !first.bias)
+        !op.bias != !first.bias || op.w.scale != first.w.scale)
       break;
     next += op.p.out_cols;
   }
@@ -81,7 +81,8 @@ void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* no
                             .y = data<float>(op.y) + uint64_t(first_row) * op.p.y_stride,
                             .y_stride = op.p.y_stride,
                             .y_cols = cols,
-                            .add = op.p.add || op.bias};
+                            .add = op.p.add || op.bias,
+                            .w_scale = {op.w.scale}};
       multiply_slices(l, operands_of(cols), product, [&](uint32_t first, uint32_t count, __half* to) {
         dequantize_slice(l, group, first, count, to, of_x.k);
       });

@@ -57,7 +57,9 @@ using AllFormats = KernelsOf<Plain<DType::kF32>, Plain<DType::kF16>, Plain<DType
                              GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
 
 // Tiles of eight rows begin at multiples of 16 bytes, except for an odd number of mxfp4 blocks.
-bool has_format(const Weight& w) { return AllFormats::know(w.type) && dtype_bytes(w.type, w.cols) % 2 == 0; }
+bool has_format(const Weight& w) {
+  return AllFormats::know(w.type) && dtype_bytes(w.type, w.cols) % 2 == 0 && w.scale == 1;
+}
 
 // Launches the products of p's first `count` matrices, after dividing the blocks among them.
 void launch_products(const Launch& l, Products& p, uint32_t count) {
@@ -89,7 +91,7 @@ Products products_of(const View& x, uint32_t x_stride, uint32_t cols, uint32_t r
   return p;
 }
 
-// Multiplies one by one, after the norm, if there is a type without a format.
+// Multiplies one by one, after the norm, if there is a matrix without a format.
 void multiply_one_by_one(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
   if (norm) rms_norm(l, *norm);
   for (const Linear& op : siblings) {

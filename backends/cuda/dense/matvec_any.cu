@@ -1,5 +1,6 @@
 // Products of a matrix of any type and single vectors, without the techniques that make matvec.cu fast: for
-// types that it does not support. A warp computes a row of W, eight columns per lane at a time.
+// types that it does not support, and for matrices with a scale. A warp computes a row of W, eight columns
+// per lane at a time.
 #include "backends/cuda/dense/activation.cuh"
 #include "backends/cuda/dense/formats.cuh"
 #include "backends/cuda/dense/matvec_any.h"
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kRows* kWarp) multiply_any_kernel(const StepPa
     for (uint32_t i = 0; i < 8; ++i)
       if (c + i < p.cols) sum = fmaf(of_w.at(i), x[c + i], sum);
   }
-  sum = warp_sum(sum);
+  sum = p.scale * warp_sum(sum);
   if (lane) return;
   float& y = p.y[uint64_t(blockIdx.y) * p.y_stride + row];
   if (p.bias) sum += p.bias[row];
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(kRows* kWarp) multiply_any_kernel(const StepPa
 void multiply_any(const Launch& l, const Weight& w, AnyProduct p) {
   p.w = data<std::byte>(w);
   p.row_bytes = dtype_bytes(w.type, p.cols);
+  p.scale = w.scale;
   launch(l, of_type(w.type, [](auto type) { return multiply_any_kernel<type()>; }),
          dim3(static_cast<uint32_t>(ceil_div(p.rows, kRows)), most_rows(l, p.x_rows)), kRows * kWarp, 0,
          l.step, p);

@@ -1,14 +1,16 @@
-// Products of a matrix of any type and single vectors; matvec.h uses them for types without a format.
+// Products of a matrix of any type and single vectors; matvec.h uses them for types without a format, and for
+// matrices with a scale.
 #pragma once
 
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 
-// y = W x + bias, or y += that, or y = act(y) * that.
+// y = scale * W x + bias, or y += that, or y = act(y) * that.
 struct AnyProduct {
-  const std::byte* w = nullptr;  // multiply_any() fills in both
+  const std::byte* w = nullptr;  // multiply_any() fills in these three
   uint64_t row_bytes = 0;
+  float scale = 1;
   uint32_t rows = 0, cols = 0;  // of W
   const float* x = nullptr;     // [x_rows][x_stride]
   uint32_t x_stride = 0;

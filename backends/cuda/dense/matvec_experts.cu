@@ -53,10 +53,11 @@ bool has_format(const Weight& w, uint32_t out_cols, uint32_t chosen) {
 }  // namespace
 
 bool multiplies_vectors(const Launch& l, const ExpertGlu& op) {
-  return l.max_rows == 1 && op.gate.type == op.up.type && has_format(op.gate, op.p.out_cols, op.p.chosen);
+  return l.max_rows == 1 && op.gate.type == op.up.type && !op.gate_scale && !op.up_scale &&
+         has_format(op.gate, op.p.out_cols, op.p.chosen);
 }
 bool multiplies_vectors(const Launch& l, const ExpertLinear& op) {
-  return l.max_rows == 1 && has_format(op.w, op.p.out_cols, op.p.chosen);
+  return l.max_rows == 1 && !op.scale && has_format(op.w, op.p.out_cols, op.p.chosen);
 }
 bool chooses_experts(const Route& router) {
   return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;

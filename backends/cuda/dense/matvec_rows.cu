@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kThreads) multiply_rows_kernel(const StepParam
 }  // namespace
 
 bool multiplies_by_rows(const Launch& l, const Linear& op) {
-  return op.w.type == DType::kF32 && l.max_rows == 1 && op.p.out_cols <= 2 * l.card.multiprocessors;
+  return op.w.type == DType::kF32 && op.w.scale == 1 && l.max_rows == 1 &&
+         op.p.out_cols <= 2 * l.card.multiprocessors;
 }
 
 void multiply_by_rows(const Launch& l, const Linear& op, const RmsNorm* norm) {

@@ -181,8 +181,8 @@ void multiply_on_units(Recording& r, const Scratch& s, const ExpertProduct& p, E
   params.in_cols = s.depth;
   r.expect(2.0 / kUnitSpeed * matrices * part.slots * part.cols * s.depth);
   r.dispatch(Shader::kExpertProductCooperative, {0, bool(p.up), 4 * r.limits().subgroup_size},
-             {reads(x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y), reads(scales),
-              reads(p.first), reads(p.row), reads(vectors_of(p.up_bias, part))},
+             {reads(x), reads(part.w), reads(scale_or_bias(p.scale, p.bias, part)), writes(part.y),
+              reads(scales), reads(p.first), reads(p.row), reads(scale_or_bias(p.up_scale, p.up_bias, part))},
              params, groups(matrices * part.cols, kTile), most_tiles(s, p, kTile));
 }
 
@@ -195,7 +195,7 @@ void multiply_without_units(Recording& r, const Scratch& s, const ExpertProduct&
              {static_cast<uint32_t>(part.w.type), p.activates, in_quads(x, p.in_cols, p.in_cols),
               tile.thread_rows, tile.thread_cols, ProductTile::kThreads, p.in_cols % kDepth == 0,
               in_eights(part.w), r.limits().subgroup_size},
-             {reads(x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y), reads({}),
+             {reads(x), reads(part.w), reads(scale_or_bias(p.scale, p.bias, part)), writes(part.y), reads({}),
               reads(p.first), reads(p.row), reads({}), reads(r.code_books())},
              params_of(p, part), groups(part.cols, tile.cols()), most_tiles(s, p, tile.rows()));
 }

@@ -43,10 +43,10 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
               1, matrices, m.threads * teams, r.limits().subgroup_size, m.together, adds ? p.chosen : 0,
               teams, prepares, routes ? p.experts : 1, routes ? p.chosen : 0, route.bias ? 1u : 0u,
               std::max(route.p.groups, 1u), route.p.groups_used},
-             {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),
+             {reads(part.x), reads(part.w), reads(scale_or_bias(p.scale, p.bias, part)), writes(part.y),
               prepares ? writes(p.prepares.squares) : reads(part.up), Operand{p.first, routes},
               prepares ? writes(p.prepares.row) : Operand{route.row, routes},
-              reads(prepares ? p.norm_weight : vectors_of(p.up_bias, part)),
+              reads(prepares ? p.norm_weight : scale_or_bias(p.up_scale, p.up_bias, part)),
               routes ? writes(route.weight) : reads(p.weight), reads(route.logits), reads(route.bias),
               reads(r.code_books())},
              params_of(p, part), groups(part.cols, m.lines / matrices), adds ? 1 : part.slots);
@@ -89,6 +89,9 @@ void multiply(Recording& r, const ExpertProduct& p) {
 }  // namespace
 
 ExpertProductParams params_of(const ExpertProduct& p, const ExpertPart& part) {
+  const auto kind = [](const View& scale, const View& bias) {
+    return scale ? kHasScale : bias ? kHasBias : 0;
+  };
   return {.in_cols = p.in_cols,
           .out_cols = part.cols,
           .x_stride = p.in_cols,
@@ -103,8 +106,8 @@ ExpertProductParams params_of(const ExpertProduct& p, const ExpertPart& part) {
           .seen_slots = part.slots,
           .of_tokens = p.of_tokens,
           .act = p.act,
-          .has_bias = p.bias ? 1u : 0u,
-          .has_up_bias = p.up_bias ? 1u : 0u,
+          .has_bias = kind(p.scale, p.bias),
+          .has_up_bias = kind(p.up_scale, p.up_bias),
           .route_kind = p.route ? p.route->p.kind : 0,
           .route_share = p.route ? p.route->p.share : 0,
           .route_scale = p.route ? p.route->p.scale : 0};
@@ -120,6 +123,10 @@ View slots_of(const View& v, uint64_t stride, const ExpertPart& part, uint64_t c
 }
 View vectors_of(const View& v, const ExpertPart& part) {
   return v ? v.slice(part.col * sizeof(float), v.bytes - part.col * sizeof(float)) : v;
+}
+
+View scale_or_bias(const View& scale, const View& bias, const ExpertPart& part) {
+  return scale ? scale : vectors_of(bias, part);
 }
 
 ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out_cols) {
@@ -143,6 +150,8 @@ static ExpertProduct product_of(const ExpertGlu& op) {
           .up = {},
           .bias = op.gate_bias,
           .up_bias = {},
+          .scale = op.gate_scale,
+          .up_scale = {},
           .first = op.first,
           .row = op.row,
           .weight = {},
@@ -163,11 +172,13 @@ void expert_glu(Recording& r, const ExpertGlu& op) {
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
     product.up = op.up;
     product.up_bias = op.up_bias;
+    product.up_scale = op.up_scale;
     return multiply(r, product);
   }
   multiply(r, product);
   product.w = op.up;
   product.bias = op.up_bias;
+  product.scale = op.up_scale;
   product.activates = true;
   multiply(r, product);
 }
@@ -176,6 +187,7 @@ bool routed_expert_glu(Recording& r, const Route& route, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
   product.up = op.up;
   product.up_bias = op.up_bias;
+  product.up_scale = op.up_scale;
   if (op.gate.type != op.up.type || route.each || !is_shown_at_once(r, product)) return false;
   product.route = &route;
   multiply_vectors(r, product);
@@ -188,6 +200,8 @@ static ExpertProduct product_of(const ExpertLinear& op) {
           .up = {},
           .bias = op.bias,
           .up_bias = {},
+          .scale = op.scale,
+          .up_scale = {},
           .first = op.first,
           .row = op.row,
           .weight = op.weight,

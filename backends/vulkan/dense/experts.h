@@ -12,6 +12,7 @@ struct ExpertProduct {
   View x;                   // [rows][in_cols], one per token, or [slots][in_cols]
   Weight w, up;             // [experts][out_cols][in_cols]; up is empty, or another matrix for the same x
   View bias, up_bias;       // f32 [experts][out_cols], or empty
+  View scale, up_scale;     // f32 [experts]: factors of the products, only without a bias; or empty
   View first, row, weight;  // as in Route; the weight is empty if y has a row for each slot
   View y;                   // [slots][out_cols], or [rows][out_cols]
   uint32_t in_cols = 0, out_cols = 0, experts = 0, chosen = 0;
@@ -46,6 +47,8 @@ Weight matrices_of(const ExpertProduct&, const Weight& w, const ExpertPart&);
 View slots_of(const View& v, uint64_t stride, const ExpertPart&, uint64_t col, uint64_t cols);
 // One vector per expert from the part's first column on, or an empty view.
 View vectors_of(const View& v, const ExpertPart&);
+// The scales, or else the biases from the part's first column on, or an empty view.
+View scale_or_bias(const View& scale, const View& bias, const ExpertPart&);
 
 // How many experts' matrices of a type a dispatch can cover at once: at least one, and of that so many rows.
 struct ExpertWindow {

@@ -187,7 +187,9 @@ ProductParams Product::params() const {
           .prepares = prepares.row ? 1u : 0u,
           .scales = prepared.row ? 1u : 0u,
           .eps = eps,
-          .writes_norm = norm ? 1u : 0u};
+          .writes_norm = norm ? 1u : 0u,
+          .w_scale = w.scale,
+          .up_scale = up.scale};
 }
 
 PreparedNorm PreparedNorm::in(const View& scratch, uint32_t cols) {

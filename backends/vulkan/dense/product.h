@@ -24,7 +24,8 @@ struct PreparedNorm {
   static uint64_t bytes(uint32_t cols);
 };
 
-// y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or y += that, or y = act(y) times that.
+// y[r][c] = w.scale times the sum over i of x[r][i] w[c][i] + bias[c], or y += that, or y = act(y) times
+// that.
 struct Product {
   View x;  // [rows][x_stride]
   // [w.rows][w.cols]: cols is in_cols; in scratch it is in_cols rounded up to kDepth, with zeros at the end

@@ -22,6 +22,13 @@ struct Supports {
   bool operator()(const ShortConv& o) const {
     return !o.bias && o.p.act == kActNone && o.p.times_column != kNoColumn && o.p.gate_column != kNoColumn;
   }
+  // The shaders of experts read scales where biases would be, and matrices from multiples of 16 bytes on.
+  bool operator()(const ExpertGlu& o) const {
+    const bool aligned =
+        o.p.rows_between == 0 || dtype_bytes(o.up.type, uint64_t(o.p.out_cols) * o.p.in_cols) % 16 == 0;
+    return aligned && !(o.gate_scale && o.gate_bias) && !(o.up_scale && o.up_bias);
+  }
+  bool operator()(const ExpertLinear& o) const { return !(o.scale && o.bias); }
   bool operator()(const KvAppend& o) const { return stores(o.k, o.v); }
   bool operator()(const KvView& o) const {
     return o.p.head_dim % 2 == 0 && stores(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
@@ -42,10 +49,6 @@ struct Supports {
   bool operator()(const KeyDiff& o) const { return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k); }
   bool operator()(const QueryScore& o) const {
     return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k);
-  }
-  // Shaders read matrices from multiples of 16 bytes on.
-  bool operator()(const ExpertGlu& o) const {
-    return o.p.rows_between == 0 || dtype_bytes(o.up.type, uint64_t(o.p.out_cols) * o.p.in_cols) % 16 == 0;
   }
   template <typename Any>
   bool operator()(const Any&) const {

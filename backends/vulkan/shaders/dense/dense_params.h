@@ -10,6 +10,10 @@ namespace thimble::vulkan {
 // Elements per sum of squares that matvec leaves for the norm of y.
 #define kSquaresEach 4u
 
+// What an expert has besides a matrix: a bias, or a factor of the product.
+#define kHasBias 1u
+#define kHasScale 2u
+
 // For matvec, product, product_cooperative and add_parts. A dispatch covers some rows of x and y and some
 // rows of the matrix, that is, a part of op_params.h's LinearParams.
 struct ProductParams {
@@ -22,13 +26,14 @@ struct ProductParams {
   uint rows;       // kStepRows, kLogitRows
   uint act;        // kActSilu, kActGelu
   uint has_bias;
-  uint adds;         // 1: y += W x + bias
-  uint up_row;       // on matrix units, for a glu: the row of W at which the other matrix begins
-  uint depth_each;   // on matrix units: columns of x and W per workgroup, a multiple of 32
-  uint prepares;     // matvec: prepares the norm of y
-  uint scales;       // matvec: x is a prepared norm
-  float eps;         // of that norm
-  uint writes_norm;  // whether the finished norm is written
+  uint adds;              // 1: y += W x + bias
+  uint up_row;            // on matrix units, for a glu: the row of W at which the other matrix begins
+  uint depth_each;        // on matrix units: columns of x and W per workgroup, a multiple of 32
+  uint prepares;          // matvec: prepares the norm of y
+  uint scales;            // matvec: x is a prepared norm
+  float eps;              // of that norm
+  uint writes_norm;       // whether the finished norm is written
+  float w_scale, up_scale;  // of the matrix, and of a glu's other matrix
 };
 
 // For scale_rows: x as f16, [rows][depth].
@@ -68,7 +73,7 @@ struct ExpertProductParams {
   uint first_slot, seen_slots;      // the slots whose rows of y are visible
   uint of_tokens;                   // 1: x has a row for each token; 0: for each slot
   uint act;
-  uint has_bias, has_up_bias;
+  uint has_bias, has_up_bias;    // 0, kHasBias or kHasScale
   uint route_kind, route_share;  // of RouteParams, for a matvec that chooses the experts itself
   float route_scale;
 };

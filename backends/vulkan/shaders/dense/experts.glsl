@@ -1,13 +1,15 @@
 // Products of experts: y[slot][c] = sum over i of x[i] w[c][i] + bias[c], where x is the row of the slot or
 // of its token, and w and bias are those of its expert; or y = act(y) * that, or act(w x + bias) * (up x +
-// up_bias). Has the interface of product.glsl, for the same shaders.
+// up_bias). Instead of a bias, an expert may have a factor of its product. Has the interface of product.glsl,
+// for the same shaders.
 #include "../step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
 
 layout(constant_id = 1) const bool kActivates = false;  // y = act(y) * product: the second product of a glu
 
-layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };  // [experts][bias_rows], as up_bias
+// [experts][bias_rows], or factors [experts]; as up_bias
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
 layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
 layout(set = 0, binding = 6, std430) readonly buffer First { uint first_slots[]; };
 layout(set = 0, binding = 7, std430) readonly buffer RowOfSlot { uint row_of_slot[]; };
@@ -36,14 +38,19 @@ float glu_of(float gate, float up) {
 }
 uint y_at(uint slot, uint column) { return push.base[3] + (slot - push.p.first_slot) * push.p.y_stride + column; }
 uint bias_at(uint column) { return expert * push.p.bias_rows + column; }
-float with_bias(uint column, float sum) { return push.p.has_bias != 0 ? sum + bias[push.base[2] + bias_at(column)] : sum; }
+float with_bias(uint column, float sum) {
+  if (push.p.has_bias == kHasScale) return sum * bias[push.base[2] + expert];
+  return push.p.has_bias != 0 ? sum + bias[push.base[2] + bias_at(column)] : sum;
+}
+float with_up_bias(uint column, float sum) {
+  if (push.p.has_up_bias == kHasScale) return sum * up_bias[push.base[7] + expert];
+  return push.p.has_up_bias != 0 ? sum + up_bias[push.base[7] + bias_at(column)] : sum;
+}
 void store(uint slot, uint column, float sum) {
   const uint at = y_at(slot, column);
   sum = with_bias(column, sum);
   y[at] = kActivates ? glu_of(y[at], sum) : sum;
 }
 void store_glu(uint slot, uint column, float gate, float up) {
-  gate = with_bias(column, gate);
-  if (push.p.has_up_bias != 0) up += up_bias[push.base[7] + bias_at(column)];
-  y[y_at(slot, column)] = glu_of(gate, up);
+  y[y_at(slot, column)] = glu_of(with_bias(column, gate), with_up_bias(column, up));
 }

@@ -342,8 +342,11 @@ void main() {
     const uint row = i / kCols, col = i % kCols;
     if (push.p.prepares != 0) squares_of_cols[col] = 0;
     if (first_col + col >= push.p.out_cols) continue;
-    float sum = scale * group_sum(i * kMatrices);
-    if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
+    const float sum = scale * group_sum(i * kMatrices);
+    if (kMatrices == 2) {
+      store_glu(first_row + row, first_col + col, sum, scale * group_sum(i * kMatrices + 1));
+      continue;
+    }
     const float stored = store(first_row + row, first_col + col, sum);
     if (push.p.prepares == 0) continue;
     prepare(col, stored);

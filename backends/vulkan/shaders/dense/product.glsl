@@ -1,5 +1,5 @@
-// How the results of a product are stored: y[r][c] = or += sum over i of x[r][i] w[c][i] + bias[c], or y =
-// act(y) * that. The operands of these shaders are x, w, bias, y and others up to kOperands, the last of
+// How the results of a product are stored: y[r][c] = or += scale * sum over i of x[r][i] w[c][i] + bias[c], or
+// y = act(y) * that. The operands of these shaders are x, w, bias, y and others up to kOperands, the last of
 // which is the code books (BOOKS).
 #include "../step.glsl"
 #include "activate.glsl"
@@ -31,6 +31,7 @@ uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride +
 // Stores a result in y and returns the new value.
 float store(uint row, uint column, float sum) {
   const uint at = y_at(row, column);
+  sum *= push.p.w_scale;
   if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
   if (kActivates)
     sum *= activate(y[at], push.p.act);
@@ -40,4 +41,6 @@ float store(uint row, uint column, float sum) {
   return sum;
 }
 // Stores a result of both products of a glu in y.
-void store_glu(uint row, uint column, float gate, float up) { y[y_at(row, column)] = activate(gate, push.p.act) * up; }
+void store_glu(uint row, uint column, float gate, float up) {
+  y[y_at(row, column)] = activate(gate * push.p.w_scale, push.p.act) * (up * push.p.up_scale);
+}
