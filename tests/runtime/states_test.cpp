@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "backends/cpu/host/cpu_device.h"
 #include "backends/cpu/kernels.h"
@@ -176,6 +177,24 @@ TEST_P(States, AreClonedWithTheirSnapshots) {
   EXPECT_EQ(accept(*twin, 6), accept(*session, 6));
 }
 
+TEST_P(States, OfClonesGoOnAloneAfterTheirParent) {
+  auto session = open(dense());
+  read(*session, tokens(100));
+  auto twin = must(session->clone());
+  const auto second = must(twin->clone());
+  read(*twin, tokens(30, 8));
+  session.reset();
+  const auto unbroken = open(dense());
+  read(*unbroken, tokens(100));
+  EXPECT_EQ(read(*twin, tokens(10, 9)), [&] {
+    read(*unbroken, tokens(30, 8));
+    return read(*unbroken, tokens(10, 9));
+  }());
+  twin.reset();
+  must(unbroken->rewind(100));
+  EXPECT_EQ(read(*second, tokens(20, 10)), read(*unbroken, tokens(20, 10)));
+}
+
 TEST_P(States, AreSavedAndRestoredWithTheirSnapshots) {
   for (const SessionOptions& o : {dense(), window()}) {
     SCOPED_TRACE(policy_name(o.retention));
@@ -226,6 +245,33 @@ TEST(StatesOfAFile, AreLeftOutWhereThereIsNoRoom) {
     EXPECT_EQ(restored->state().waiting.size(), 0u);
     EXPECT_EQ(accept(*restored, 6), accept(*session, 6));
   }
+}
+
+// The embedding of one token is NaN, so the states after it are, and stay so until the token is taken back.
+TEST(StatesThatAreNotFinite, AreLeftByRewinding) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  constexpr int32_t kBroken = 5;
+  const SyntheticFile file("tiny-qwen35moe f16 FILE --seed 4 --sharp 3", "states_nan");
+  {
+    const auto model = file.open();
+    const Tensor row = model->token_embedding.row_range(kBroken, 1);
+    const std::string nan(row.bytes(), '\xff');
+    std::fstream bytes(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(row.data - model->memory()[0].data());
+    bytes.write(nan.data(), static_cast<std::streamsize>(nan.size()));
+    ASSERT_TRUE(bytes.good());
+  }
+  const auto model = file.open();
+  std::vector<int32_t> text = seeded_tokens(100, model->shape.vocab);
+  std::replace(text.begin(), text.end(), kBroken, kBroken + 1);
+  const auto session = open_session(model, dense()), other = open_session(model, dense());
+  read(*session, text), read(*other, text);
+  must(session->accept(kBroken));
+  EXPECT_EQ(session->logits().status().code(), Code::kNotFinite);
+  must(session->accept(1));
+  EXPECT_EQ(session->logits().status().code(), Code::kNotFinite);
+  must(session->rewind(100));
+  EXPECT_EQ(accept(*session, 1), accept(*other, 1));
 }
 
 TEST_P(States, AreNotTouchedByAScoredTextThatWasInterrupted) {
