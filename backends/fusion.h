@@ -93,6 +93,23 @@ inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
          !a.positions;
 }
 
+// Whether a delta_net reads exactly the channels that a convolution with silu writes: queries, keys and
+// values. Then it can compute them, each where it is needed. Slots have to differ, as each tail is read
+// repeatedly.
+inline bool makes_vectors(const ShortConv& c, const DeltaNet& n) {
+  const uint32_t keys = n.p.key_heads * n.p.width;
+  return same(c.y, n.qkv) && c.p.times_column == kNoColumn && c.p.gate_column == kNoColumn && !c.bias &&
+         c.p.act == kActSilu && c.tail.slots > 1 && n.p.q_column == 0 && n.p.k_column == keys &&
+         n.p.v_column == 2 * keys && c.p.channels == 2 * keys + n.p.value_heads * n.p.width &&
+         !overlap(c.x, c.y) && !overlap(c.x, n.y) && !overlap(n.gates, c.y);
+}
+
+// Whether a gated_norm normalises what a delta_net writes, in place, before the gate.
+inline bool makes_vectors(const DeltaNet& n, const GatedNorm& g) {
+  return same(n.y, g.x) && same(g.x, g.y) && g.p.order == kNormThenGate && g.p.cols == n.p.width &&
+         g.p.groups == n.p.value_heads && !g.p.weight_per_group && !overlap(g.z, g.y) && !overlap(g.z, n.qkv);
+}
+
 // Whether a vote reads the scores of this token_score.
 inline bool makes_scores(const TokenScore& s, const Vote& v) {
   return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
@@ -120,10 +137,12 @@ struct Joins {
   // Whether a product can join the products before it, at least one. They all read the output of `norm`, or
   // the same x if it is null.
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
-  bool routed_glu = false;     // the first product that needs the experts also chooses them
-  bool routed_linear = false;  // the product after it chooses them again
-  bool append = false;         // appends, copies and compares a token's rows in one launch
-  bool normed_append = false;  // normalises a token's queries and keys in the same launch as the append
+  bool routed_glu = false;       // the first product that needs the experts also chooses them
+  bool routed_linear = false;    // the product after it chooses them again
+  bool append = false;           // appends, copies and compares a token's rows in one launch
+  bool normed_append = false;    // normalises a token's queries and keys in the same launch as the append
+  bool convolved_delta = false;  // computes a token's convolution in the same launch as the delta_net
+  bool normed_delta = false;     // and normalises what that writes, too
   // Whether a top_k can compute the votes that it reads. makes_votes() holds.
   std::function<bool(const Vote&, const TopK&)> vote;
 };
@@ -156,7 +175,13 @@ struct Select {
   const Vote* vote = nullptr;
   const TopK* top_k = nullptr;
 };
-using Group = std::variant<const Op*, Products, GluOfNorm, RoutedExperts, AppendToken, Select>;
+struct ConvolvedDelta {
+  const ShortConv* conv = nullptr;
+  const DeltaNet* net = nullptr;
+  const GatedNorm* norm = nullptr;  // or null
+};
+using Group =
+    std::variant<const Op*, Products, GluOfNorm, RoutedExperts, AppendToken, Select, ConvolvedDelta>;
 
 namespace fusion {
 
@@ -271,11 +296,23 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
   return Select{score, vote, top_k};
 }
 
+inline Group take_convolved_delta(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const ShortConv* conv = take<ShortConv>(rest, [&](const ShortConv&) { return joins.convolved_delta; });
+  const DeltaNet* net =
+      take<DeltaNet>(rest, [&](const DeltaNet& n) { return conv && makes_vectors(*conv, n); });
+  if (!net) return &ops.front();
+  const GatedNorm* norm =
+      take<GatedNorm>(rest, [&](const GatedNorm& g) { return joins.normed_delta && makes_vectors(*net, g); });
+  ops = rest;
+  return ConvolvedDelta{conv, net, norm};
+}
+
 // Takes the group at the start of the list. An op that joins no other forms a group by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
-  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_experts,
-                             take_normed_append,    take_append,   take_select};
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_experts, take_normed_append,
+                             take_append,           take_select,   take_convolved_delta};
   for (const Take take : kTakes) {
     Group group = take(ops, joins);
     if (!std::holds_alternative<const Op*>(group)) return group;

@@ -29,6 +29,8 @@ void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertL
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
 void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
+// Of one row: makes_vectors() holds. The norm may be null; it takes a card of Hopper or later.
+void delta_net(const Launch&, const DeltaNet&, const ShortConv&, const GatedNorm*);
 // Leaves the log-sum-exps to the vote.
 void token_score_before_vote(const Launch&, const TokenScore&);
 // `scored`: null, or what makes the scores of a layer's vote and has left it the log-sum-exps.

@@ -734,6 +734,93 @@ void ssm_cases(Bench& b, std::vector<Case>& cases) {
     }
 }
 
+// What is around the delta rule of 32 value heads: the convolution, and the norm with its gate. "delta
+// layer": all three, as a layer has them between its products.
+void delta_layer_cases(Bench& b, std::vector<Case>& cases) {
+  constexpr uint32_t kKeys = 16, kValues = 32, kWidth = 128, kTaps = 4;
+  constexpr uint32_t kChannels = (2 * kKeys + kValues) * kWidth, kCols = kValues * kWidth;
+  constexpr uint32_t kStride = kChannels + kCols + 2 * kValues;  // [qkv; z; beta; alpha]
+  for (const uint32_t wanted : {1u, 2048u})
+    for (const std::string name : {"short_conv of delta_net", "gated_norm", "delta layer"}) {
+      const uint32_t rows = b.rows(wanted);
+      cases.push_back({name + ", " + std::to_string(wanted) + (wanted == 1 ? " row" : " rows"),
+                       [rows, name](Operands& o) {
+                         const View x = o.floats(uint64_t(rows) * kStride), w = o.floats(kChannels * kTaps),
+                                    middle = o.floats(uint64_t(rows) * kChannels),
+                                    y = o.floats(uint64_t(rows) * kCols), a = o.floats(kValues, -2, -0.1f),
+                                    dt = o.floats(kValues, -3, 1), weight = o.floats(kWidth);
+                         const uint64_t tail = uint64_t(kTaps - 1) * kChannels * sizeof(float);
+                         const uint64_t size = uint64_t(kValues) * kWidth * kWidth * sizeof(float),
+                                        slot = tail + size;
+                         const View state = o.bytes(2 * slot);
+                         const ShortConv conv{.x = x,
+                                              .w = w,
+                                              .bias = {},
+                                              .tail = {state.slice(0, tail), slot, 2},
+                                              .y = middle,
+                                              .p = {.channels = kChannels,
+                                                    .taps = kTaps,
+                                                    .x_column = 0,
+                                                    .times_column = kNoColumn,
+                                                    .gate_column = kNoColumn,
+                                                    .x_stride = kStride,
+                                                    .y_stride = kChannels,
+                                                    .act = kActSilu}};
+                         const DeltaNet net{middle,
+                                            x,
+                                            a,
+                                            dt,
+                                            {state.slice(tail, size), slot, 2},
+                                            y,
+                                            {.key_heads = kKeys,
+                                             .value_heads = kValues,
+                                             .width = kWidth,
+                                             .q_column = 0,
+                                             .k_column = kKeys * kWidth,
+                                             .v_column = 2 * kKeys * kWidth,
+                                             .qkv_stride = kChannels,
+                                             .alpha_column = kChannels + kCols + kValues,
+                                             .beta_column = kChannels + kCols,
+                                             .gates_stride = kStride,
+                                             .y_stride = kCols,
+                                             .eps = 1e-6f,
+                                             .tiled = 1}};
+                         const GatedNorm norm{y,
+                                              x,
+                                              weight,
+                                              y,
+                                              {.cols = kWidth,
+                                               .groups = kValues,
+                                               .row_stride = kCols,
+                                               .z_stride = kStride,
+                                               .z_column = kChannels,
+                                               .eps = 1e-6f,
+                                               .order = kNormThenGate,
+                                               .act = kActSilu}};
+                         const bool all = name == "delta layer",
+                                    convolves = all || name.starts_with("short_conv");
+                         const bool norms = all || name == "gated_norm";
+                         Work work{.model = {.layers = 1,
+                                             .d_model = kCols,
+                                             .delta_keys = kKeys,
+                                             .delta_values = kValues,
+                                             .delta_width = kWidth},
+                                   .session = {.chunk = rows},
+                                   .max_rows = rows,
+                                   .step = {.n_rows = rows, .state_from = 0, .state_to = 1}};
+                         work.op = [=](Recorder& r, uint32_t) {
+                           if (convolves) r.record(conv);
+                           if (all) r.record(net);
+                           if (norms) r.record(norm);
+                         };
+                         if (convolves) work.bytes += 8.0 * rows * kChannels + double(2 * tail + w.bytes);
+                         if (all) work.bytes += 4.0 * rows * (kChannels + kCols) + 2.0 * double(size);
+                         if (norms) work.bytes += 12.0 * rows * kCols;
+                         return work;
+                       }});
+    }
+}
+
 void mixture_cases(Bench& b, std::vector<Case>& cases) {
   for (const Mixture& m : {kQwen3Moe, kGptOss})
     for (const uint32_t wanted : {1u, 2048u}) {
@@ -1328,6 +1415,7 @@ int run(int count, char** words) {
   dense_cases(bench, cases);
   convolution_cases(bench, cases);
   delta_cases(bench, cases);
+  delta_layer_cases(bench, cases);
   ssm_cases(bench, cases);
   mixture_cases(bench, cases);
   reading_cases(bench, cases);

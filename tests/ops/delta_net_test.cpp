@@ -256,6 +256,29 @@ class DeltaNets : public OpTest {
       ASSERT_NEAR(double{m[i]}, reference.m[i], error + 1e-30) << "element " << i;
     }
   }
+  // What gated_norm makes of a row. Errors of y move the result directly and through the norm of its head;
+  // the op's own are those of gates_test.cpp.
+  static void expect_normed(const std::vector<float>& got, const std::vector<Reference::Value>& y,
+                            const GatedNormParams& p, const float* z, const std::vector<float>& weight) {
+    for (uint32_t head = 0; head < p.groups; ++head) {
+      double squares = 0, moved = 0;
+      for (uint32_t c = 0; c < p.cols; ++c) {
+        const Reference::Value& of = y[head * p.cols + c];
+        squares += of.y * of.y / p.cols;
+        moved += std::fabs(of.y) * of.error / p.cols;
+      }
+      const double scale = 1 / std::sqrt(squares + double{p.eps});
+      for (uint32_t c = 0; c < p.cols; ++c) {
+        const size_t i = head * p.cols + c;
+        const double gate = (p.act == kActSilu ? double{z[i]} : 1) / (1 + std::exp(-double{z[i]}));
+        const double factor = double{weight[c]} * gate, want = y[i].y * scale * factor;
+        const double error = scale * y[i].error + std::fabs(y[i].y) * std::pow(scale, 3) * moved;
+        ASSERT_NEAR(double{got[i]}, want,
+                    std::fabs(factor) * error + std::fabs(want) * (p.cols / 2.0 + 16) * kUnit)
+            << "head " << head << ", column " << c;
+      }
+    }
+  }
   // Runs the whole text in one step from zeros.
   void expect_text(const Text& t) {
     Net net = net_of(t, t.rows);
@@ -365,6 +388,128 @@ TEST_P(DeltaNets, CopyTheStateInAStepWithoutRows) {
   rows_of(net, text, 0, 20, kNoState, 1);
   rows_of(net, text, 0, 0, 1, 2);
   EXPECT_EQ(state(net, h, 2), state(net, h, 1));
+}
+
+// For a token, a convolution, the delta_net that reads it, and the norm of what that writes may be launched
+// together.
+TEST_P(DeltaNets, StandBetweenAConvolutionAndANorm) {
+  if (!device().supports(ShortConv{.p = {.taps = 2, .times_column = kNoColumn, .gate_column = kNoColumn}}))
+    return;
+  for (const Heads& h :
+       std::vector<Heads>{{2, 4, 32, true}, {2, 6, 64, false}, {1, 3, 96, true}, {2, 4, 128, true}})
+    for (const uint32_t taps : {2u, 4u, 8u, 3u, 5u}) {
+      const bool normed = taps != 2 && taps != 8;
+      SCOPED_TRACE(::testing::Message() << h.values << " heads of " << h.width << ", " << taps << " taps");
+      clear();
+      Random random{taps * 1000 + h.width};
+      const uint32_t keys = h.keys * h.width, values = h.values * h.width, channels = 2 * keys + values;
+      const uint32_t stride = channels + 2 * h.values + 3 + values;  // alpha, 1 unused, beta, 2 unused, z
+      const size_t tail = size_t{taps - 1} * channels, slot = tail + state_floats(h) + kBehind;
+      const std::vector<float> w = random.floats(size_t{channels} * taps);
+      Text text(h, 0, random);
+      const View x = output<float>(stride), middle = output<float>(channels), y = output<float>(values),
+                 slots = output<float>(kSlots * slot);
+      const auto part = [&](size_t first, size_t count) {
+        return StateArray{slots.slice(first * sizeof(float), count * sizeof(float)), slot * sizeof(float),
+                          kSlots};
+      };
+      const ShortConv conv{.x = x,
+                           .w = input(w),
+                           .bias = {},
+                           .tail = part(0, tail),
+                           .y = middle,
+                           .p = {.channels = channels,
+                                 .taps = taps,
+                                 .x_column = 0,
+                                 .times_column = kNoColumn,
+                                 .gate_column = kNoColumn,
+                                 .x_stride = stride,
+                                 .y_stride = channels,
+                                 .act = kActSilu}};
+      const DeltaNet net{middle,
+                         x,
+                         input(text.a),
+                         input(text.dt),
+                         part(tail, state_floats(h)),
+                         y,
+                         {.key_heads = h.keys,
+                          .value_heads = h.values,
+                          .width = h.width,
+                          .q_column = 0,
+                          .k_column = keys,
+                          .v_column = 2 * keys,
+                          .qkv_stride = channels,
+                          .alpha_column = channels,
+                          .beta_column = channels + h.values + 1,
+                          .gates_stride = stride,
+                          .y_stride = values,
+                          .eps = text.eps,
+                          .tiled = h.tiled}};
+      const std::vector<float> weight = random.floats(h.width, -2, 2);
+      const GatedNorm norm{y,
+                           x,
+                           taps == 5 ? View() : input(weight),
+                           y,
+                           {.cols = h.width,
+                            .groups = h.values,
+                            .row_stride = values,
+                            .z_stride = stride,
+                            .z_column = stride - values,
+                            .eps = 1e-2f,
+                            .order = kNormThenGate,
+                            .act = taps == 5 ? kActSigmoid : kActSilu}};
+      const std::unique_ptr<Program> program = record(1, [&](Recorder& r) {
+        r.record(conv);
+        r.record(net);
+        if (normed) r.record(norm);
+      });
+      ASSERT_TRUE(program);
+      std::vector<float> tails(tail);
+      Reference reference(text);
+      uint32_t from = kNoState;
+      for (const uint32_t rows : {1u, 1u, 0u, 1u, 1u}) {
+        const std::vector<float> row = random.floats(stride, -2, 2);
+        put(x, row);
+        const uint32_t to = from == 2 ? 1 : 2;
+        run(*program, {.n_rows = rows, .state_from = from, .state_to = to});
+        from = to;
+        if (rows) {
+          const std::vector<float> convolved = get<float>(middle);
+          for (uint32_t c = 0; c < channels; ++c) {
+            double sum = 0, size = 0;
+            for (uint32_t j = 0; j < taps; ++j) {
+              const float u = j + 1 < taps ? tails[size_t{j} * channels + c] : row[c];
+              sum += double{w[size_t{c} * taps + j]} * double{u};
+              size += std::fabs(double{w[size_t{c} * taps + j]} * double{u});
+            }
+            const double want = sum / (1 + std::exp(-sum));  // tolerance: short_conv_test.cpp
+            ASSERT_NEAR(double{convolved[c]}, want, (1.1 * size * (taps + 4) + 11 * std::fabs(want)) * kUnit);
+          }
+          tails.insert(tails.end(), row.begin(), row.begin() + channels);
+          tails.erase(tails.begin(), tails.begin() + channels);
+          // The next row of the text is what was convolved.
+          const auto append = [](std::vector<float>& to_rows, const std::vector<float>& of, uint32_t first,
+                                 uint32_t count) {
+            to_rows.insert(to_rows.end(), of.begin() + first, of.begin() + first + count);
+          };
+          append(text.q, convolved, 0, keys);
+          append(text.k, convolved, keys, keys);
+          append(text.v, convolved, 2 * keys, values);
+          append(text.alpha, row, net.p.alpha_column, h.values);
+          append(text.beta, row, net.p.beta_column, h.values);
+          if (normed)
+            expect_normed(get<float>(y), reference.take(text.rows++), norm.p, &row[norm.p.z_column],
+                          taps == 5 ? std::vector<float>(h.width, 1) : weight);
+          else
+            expect_values(get<float>(y), reference, text.rows++);
+        }
+        const std::vector<float> all = get<float>(slots);
+        const auto begin = all.begin() + ptrdiff_t(to * slot);
+        ASSERT_EQ(std::vector<float>(begin, begin + ptrdiff_t(tail)), tails);
+        expect_state({begin + ptrdiff_t(tail), begin + ptrdiff_t(tail + state_floats(h))}, reference);
+        ASSERT_TRUE(is_poison(all, 0, slot));
+      }
+    }
 }
 
 // Decays from nothing to everything, and gates that are shut or open.

@@ -231,6 +231,8 @@ Joins cuda(uint32_t max_rows) {
           .routed_glu = max_rows == 1,
           .routed_linear = max_rows == 1,
           .append = max_rows == 1,
+          .convolved_delta = max_rows == 1,
+          .normed_delta = max_rows == 1,
           .vote = [](const Vote& vote, const TopK&) { return vote.p.scope == kVoteGroup; }};
 }
 Joins vulkan(uint32_t max_rows) {
@@ -281,6 +283,10 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       add(append->append);
       add(append->copy);
       add(append->gate);
+    } else if (const auto* delta = std::get_if<ConvolvedDelta>(&group)) {
+      add(delta->conv);
+      add(delta->net);
+      add(delta->norm);
     } else if (const auto* select = std::get_if<Select>(&group)) {
       add(select->score);
       add(select->vote);
@@ -545,6 +551,68 @@ TEST(Fusion, AListJoinsOnlyItsOwnVotes) {
   EXPECT_EQ(with([&](auto&, auto&, auto& top_k) { top_k.p.page = 16; }), "token_score vote top_k");
   EXPECT_EQ(with([&](auto&, auto& vote, auto& top_k) { vote.p.page = top_k.p.page = 16; }),
             "token_score vote+top_k");
+}
+
+TEST(Fusion, ADeltaNetBetweenAConvolutionAndANorm) {
+  constexpr uint32_t kKeyHeads = 2, kValueHeads = 4, kWidth = 32;
+  constexpr uint32_t kChannels = (2 * kKeyHeads + kValueHeads) * kWidth;
+  Operands at;
+  const ShortConv conv{.x = at["qkv"],
+                       .w = at["weights"],
+                       .bias = {},
+                       .tail = {at["tails"], 1 << 20, 2},
+                       .y = at["middle"],
+                       .p = {.channels = kChannels,
+                             .taps = 4,
+                             .x_column = 0,
+                             .times_column = kNoColumn,
+                             .gate_column = kNoColumn,
+                             .x_stride = kChannels,
+                             .y_stride = kChannels,
+                             .act = kActSilu}};
+  const DeltaNet net{.qkv = at["middle"],
+                     .gates = at["qkv"],
+                     .a = at["weights"],
+                     .dt = at["weights"],
+                     .m = {at["matrices"], 1 << 20, 2},
+                     .y = at["y"],
+                     .p = {.key_heads = kKeyHeads,
+                           .value_heads = kValueHeads,
+                           .width = kWidth,
+                           .q_column = 0,
+                           .k_column = kKeyHeads * kWidth,
+                           .v_column = 2 * kKeyHeads * kWidth,
+                           .qkv_stride = kChannels}};
+  EXPECT_EQ(groups({conv, net}, cuda(1)), "short_conv+delta_net");
+  EXPECT_EQ(groups({conv, net}, cuda(2)), "short_conv delta_net");
+  EXPECT_EQ(groups({conv, net}, vulkan(1)), "short_conv delta_net");
+  const auto apart = [&](const std::function<void(ShortConv&, DeltaNet&)>& change) {
+    ShortConv c = conv;
+    DeltaNet n = net;
+    change(c, n);
+    EXPECT_EQ(groups({c, n}, cuda(1)), "short_conv delta_net");
+  };
+  apart([&](ShortConv& c, DeltaNet&) { c.y = at["other"]; });
+  apart([](ShortConv& c, DeltaNet&) { c.tail.slots = 1; });
+  apart([](ShortConv& c, DeltaNet&) { c.p.act = kActNone; });
+  apart([&](ShortConv& c, DeltaNet&) { c.bias = at["bias"]; });
+  apart([](ShortConv& c, DeltaNet&) { c.p.gate_column = 0; });
+  apart([](ShortConv& c, DeltaNet&) { ++c.p.channels; });
+  apart([](ShortConv&, DeltaNet& n) { std::swap(n.p.q_column, n.p.k_column); });
+  apart([&](ShortConv&, DeltaNet& n) { n.y = at["qkv"]; });
+
+  GatedNorm norm{.x = at["y"],
+                 .z = at["qkv"],
+                 .weight = at["weights"],
+                 .y = at["y"],
+                 .p = {.cols = kWidth, .groups = kValueHeads, .order = kNormThenGate, .act = kActSilu}};
+  EXPECT_EQ(groups({conv, net, norm}, cuda(1)), "short_conv+delta_net+gated_norm");
+  EXPECT_EQ(groups({net, norm}, cuda(1)), "delta_net gated_norm");
+  norm.z = at["y"];
+  EXPECT_EQ(groups({conv, net, norm}, cuda(1)), "short_conv+delta_net gated_norm");
+  norm.z = at["qkv"];
+  norm.p.order = kGateThenNorm;
+  EXPECT_EQ(groups({conv, net, norm}, cuda(1)), "short_conv+delta_net gated_norm");
 }
 
 }  // namespace

@@ -62,6 +62,8 @@ Joins joins_of(const Launch& l) {
           .routed_linear = token,
           .append = token,
           .normed_append = token,
+          .convolved_delta = token,
+          .normed_delta = token && l.card.major >= 9,  // takes a cluster of blocks
           .vote = [&l](const Vote& vote,
                        const TopK&) { return vote.p.scope == kVoteLayer || can_vote(l, vote.p); }};
 }
@@ -81,6 +83,7 @@ class Launcher {
     else
       append_token(l_, *g.append, g.copy, g.gate);
   }
+  void operator()(const ConvolvedDelta& g) { delta_net(l_, *g.net, *g.conv, g.norm); }
   void operator()(const Select& g) {
     if (g.score) token_score_before_vote(l_, *g.score);
     if (g.vote->p.scope == kVoteGroup) return top_k(l_, *g.top_k, g.vote, g.score);

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kPairThreads)
   }
   __syncthreads();
   // The first value head of a key head leaves its vectors to all.
-  if (p.tiled ? head < p.key_heads : head % (p.value_heads / p.key_heads) == 0) {
+  if (leads(p, head)) {
     const uint4* from = reinterpret_cast<const uint4*>(m.vectors);
     uint4* to = reinterpret_cast<uint4*>(scratch.vectors + (uint64_t(blockIdx.x) * p.key_heads + key_head) *
                                                                2 * kChunk * kWidth);

@@ -17,8 +17,26 @@ struct DeltaOperands {
   float* y;
 };
 
-// Row by row; with `chunks`, only the rows that these leave.
-void delta_steps(const Launch&, const DeltaNetParams&, const DeltaOperands&, bool chunks);
+// The convolution of a single row that makes the vectors of delta_net.
+struct Convolution {
+  const float *x, *w;
+  float* tails;
+  uint64_t tail_stride;  // in floats
+  float* y;
+  uint32_t taps, channels;
+};
+
+// The gated_norm of a single row that reads what delta_net writes. z null: none.
+struct Norm {
+  const float *z, *weight;
+  float eps;
+  bool sigmoid;  // or silu
+};
+
+// Row by row; with `chunks`, only the rows that these leave. `convolution`: null, or what makes the vectors;
+// with it may be a norm.
+void delta_steps(const Launch&, const DeltaNetParams&, const DeltaOperands&, bool chunks,
+                 const Convolution* convolution, const Norm& norm);
 // Whole chunks, and a last one of at least kLeastChunk rows. The scratch has room for a chunk.
 void delta_chunks(const Launch&, const DeltaNetParams&, const DeltaOperands&);
 // Bytes of scratch that a chunk takes.
@@ -32,6 +50,10 @@ __device__ inline uint32_t chunks_of(uint32_t rows) {
 __device__ inline bool grows(float a) { return a > 0; }
 __device__ inline uint32_t key_head_of(const DeltaNetParams& p, uint32_t head) {
   return p.tiled ? head % p.key_heads : head / (p.value_heads / p.key_heads);
+}
+// Whether this is the first value head of its key head.
+__device__ inline bool leads(const DeltaNetParams& p, uint32_t head) {
+  return p.tiled ? head < p.key_heads : head % (p.value_heads / p.key_heads) == 0;
 }
 // The matrices that a kernel begins with: those of the step, or those that the kernel before it wrote. Null:
 // zeros.

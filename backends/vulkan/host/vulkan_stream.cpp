@@ -91,6 +91,7 @@ class VulkanRecorder : public Recorder {
     launch(*g.route);
     launch(*g.glu);
   }
+  void launch(const ConvolvedDelta&) {}  // joins.convolved_delta is false
   void launch(const Select& s) { vote_top_k(recording_, s.score, *s.vote, *s.top_k); }
   void launch(const AppendToken& a) {
     if (norm_append(recording_, *a.q_norm, *a.k_norm, *a.append)) return;
