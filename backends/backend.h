@@ -149,6 +149,7 @@ inline constexpr uint32_t kMostLogitRows = 16;
 // The rope table is [64 + blocks][n_rot / 2] pairs (cos, sin), times the model's attention factor. Row i < 64
 // is position i; row 64 + a is position 64 * a. The rotation of position p is the complex product of rows 64
 // + p / 64 and p % 64: R(64a + i) = R(64a) R(i).
+// Weights of queries may follow the table (RopeParams::query_weight). They do not commute with rotations.
 
 // x[r] = table[tokens[r]]
 struct Embed {
@@ -157,10 +158,10 @@ struct Embed {
   Out x;         // [rows][cols]
   EmbedParams p;
 };
-// y = x / sqrt(mean(x^2) + eps) * weight, or y += that, for each vector of `cols`; y may be x. In x, other
-// numbers may be between the vectors.
+// y = x / sqrt(mean(x^2) + eps) * weight, or y += that, for each vector of `cols`; y may be x. With `center`,
+// x minus its mean takes the place of x. In x, other numbers may be between the vectors.
 struct RmsNorm {
-  In x, weight;  // weight: f32 [cols]
+  In x, weight;  // weight: f32 [cols], or empty: 1
   Out y;
   RmsNormParams p;
 };
@@ -574,6 +575,18 @@ inline bool has_op(const Op& op, uint32_t backend) {
   static constexpr uint32_t kBackends[] = {THIMBLE_OPS(THIMBLE_OP_BACKENDS)};
 #undef THIMBLE_OP_BACKENDS
   return (kBackends[op.index()] & backend) != 0;
+}
+
+// Whether the op multiplies queries by weights (RopeParams::query_weight).
+inline bool weighs_queries(const Op& op) {
+  return std::visit(
+      [](const auto& o) {
+        if constexpr (requires { o.q, o.p.rope; })
+          return o.p.rope.query_weight != 0;
+        else
+          return false;
+      },
+      op);
 }
 
 // Ops run in the order in which they are recorded. The first error is kept until finish() returns it.

@@ -26,7 +26,7 @@ class Checker {
     const uint64_t cols = uint64_t(p.groups) * p.cols, last_group = std::max(p.groups, 1u) - 1;
     const uint64_t x_cols = p.x_group_stride ? last_group * p.x_group_stride + p.cols : cols;
     need("x", o.x, strided(rows(p.rows), p.x_row_stride ? p.x_row_stride : p.row_stride, x_cols));
-    need("weight", o.weight, p.cols * kWord);
+    if (o.weight) need("weight", o.weight, p.cols * kWord);
     need("y", o.y, strided(rows(p.rows), p.row_stride, cols));
   }
 
@@ -625,8 +625,11 @@ class Checker {
     const uint32_t n_rot = p.rope.n_rot;
     if (n_rot == 0) return UINT64_MAX;
     if (n_rot % 2 != 0 || n_rot > p.head_dim) refuse("was recorded with channels to rotate that it has not");
-    need("rope", rope, 65 * n_rot * kWord);
-    return status_.ok() ? (rope.bytes / (n_rot * kWord) - 64) * 64 : 0;
+    const uint64_t weights = p.rope.query_weight;
+    need("rope", rope, weights ? (weights + p.head_dim) * kWord : 65 * n_rot * kWord);
+    const uint64_t words = weights ? weights : rope.bytes / kWord;
+    if (words < 65 * n_rot) refuse("was recorded with weights of queries inside the table");
+    return status_.ok() ? (words / n_rot - 64) * 64 : 0;
   }
 
   // Checks the scores of the middle and their sums. The last n_local units have no scores.

@@ -42,11 +42,14 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
          !a.p.add && !b.p.add && !a.bias && !b.bias && a.w.scale == b.w.scale;
 }
 
+// Norms without a weight, and those that subtract a mean, are not launched together with other ops.
+inline bool is_plain(const RmsNorm& n) { return n.weight && !n.p.center; }
+
 // Whether the product that reads these rows of x and writes y can also compute the norm: the norm writes
 // exactly these rows, and neither op overwrites the norm's input or output.
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
-  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
+  return is_plain(n) && !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
          n.p.cols == cols && n.p.row_stride == stride && !n.p.x_row_stride && n.p.rows == rows &&
          !overlap(n.x, n.y) && !overlap(n.x, y) && !overlap(n.y, y);
 }
@@ -58,11 +61,11 @@ inline bool makes_rows(const RmsNorm& n, const Glu& g) {
 }
 // Whether the linear's output is exactly the input vector of the norm.
 inline bool makes_vector(const Linear& l, const RmsNorm& n) {
-  return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
+  return is_plain(n) && l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
          l.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
 }
 inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
-  return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
+  return is_plain(n) && l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
          n.p.rows == kStepRows && n.p.groups == 1;
 }
 
@@ -85,7 +88,7 @@ inline bool makes_slots(const Route& r, const ExpertLinear& l) {
 inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
   return same(n.x, n.y) && n.x.buffer == a.qkv.buffer &&
          n.x.offset == a.qkv.offset + column * sizeof(float) && n.p.cols == a.p.head_dim &&
-         n.p.row_stride == a.p.row_stride && n.p.rows == kStepRows && !n.p.add;
+         n.p.row_stride == a.p.row_stride && n.p.rows == kStepRows && !n.p.add && is_plain(n);
 }
 inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
   return makes_heads(q, a, 0) && makes_heads(k, a, a.p.k_column) && q.p.groups * q.p.cols <= a.p.k_column &&

@@ -103,6 +103,9 @@ struct RopeParams {
   uint mode;     // kRopeList, kRopeOriginal
   uint pairing;  // kRopeAdjacent, kRopeHalves
   uint n_rot;    // number of channels that rotate, even, <= head_dim; the others do not change
+  // The word of the table's operand from which on it has weights of a head's channels, after the table. Ops
+  // multiply queries by them once these are rotated. 0: there are none.
+  uint query_weight THIMBLE_INITIALLY(0);
 };
 
 struct EmbedParams {
@@ -119,6 +122,7 @@ struct RmsNormParams {
   uint add;   // 1: y += the normed x; 0: y = the normed x
   // Elements of x between rows and between vectors, if they are not those of y; or 0.
   uint x_row_stride, x_group_stride;
+  uint center THIMBLE_INITIALLY(0);  // 1: the mean of a vector is first subtracted from it (LayerNorm)
 };
 
 struct ScaleParams {

@@ -395,7 +395,8 @@ void Decoder::add_by_position(const LayerStep& l, const View& weights, const Sel
 }
 
 void Decoder::feed_forward(const LayerStep& l, const Dense& f) const {
-  glu(l.recorder, l.model_layer().ffn_norm ? at_.norm : at_.x, f);
+  const Layer& layer = l.model_layer();
+  glu(l.recorder, layer.ffn_norm || layer.parallel ? at_.norm : at_.x, f);
   add_branch(l.recorder, at_.ffn, f.down, {}, l.model_layer().post_ffn_norm);
 }
 
@@ -409,13 +410,16 @@ static Weight rows_of(Weight w, uint32_t first, uint32_t count) {
 
 void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   Recorder& r = l.recorder;
+  // The experts' output is added to the stream.
+  RouteParams route = f.route;
+  route.scale *= f.scale * model_.residual_scale;
   linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
   r.record(Route{.logits = at_.router_logits,
                  .bias = weights_.of(f.choice_bias),
                  .first = at_.expert_first,
                  .row = at_.expert_row,
                  .weight = at_.expert_weight,
-                 .p = f.route});
+                 .p = route});
   Weight gate = weights_.of(f.gate), up = weights_.of(f.up);
   const bool fused = !f.up;
   if (fused) {
@@ -464,7 +468,7 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                         .g_column = 0,
                         .g_group_stride = 0,
                         .g_cols = 1}});
-  add_branch(r, at_.ffn, f.shared.down, {}, {});
+  add_branch(r, at_.ffn, f.shared.down, {}, {}, f.scale);
 }
 
 void Decoder::glu(Recorder& r, const View& x, const Dense& f) const {
@@ -646,7 +650,8 @@ void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t r
                          .row_stride = shape_.d_model,
                          .eps = model_.norm_epsilon,
                          .rows = rows,
-                         .add = add}});
+                         .add = add,
+                         .center = model_.norms_center}});
 }
 
 void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
@@ -655,21 +660,22 @@ void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
   r.record(Scale{.x = x, .y = y, .p = p});
 }
 
-// Adds W x + bias to the stream. If the model has a norm or a scale here, it is applied first.
-void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bias,
-                         const Tensor& norm_weight) const {
-  const bool plain = !norm_weight && model_.residual_scale == 1;
+// Adds factor * (W x + bias) to the stream. If the model has a norm or a scale here, it is applied first.
+void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight,
+                         float factor) const {
+  factor *= model_.residual_scale;
+  const bool plain = !norm_weight && factor == 1;
   linear(r, x, w.cols, w, bias, plain ? at_.x : at_.norm, shape_.d_model, plain);
   if (norm_weight)
     norm(r, at_.norm, norm_weight, at_.x, kStepRows, true);
   else if (!plain)
-    scale(r, at_.norm, at_.x, {.scale = model_.residual_scale, .add = 1});
+    scale(r, at_.norm, at_.x, {.scale = factor, .add = 1});
 }
 
 // Applies the norm of q or k in place, to each head (qwen3) or to all heads at once (olmo2).
 void Decoder::qk_norm(const LayerStep& l, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
   l.recorder.record(RmsNorm{.x = qkv_columns(first_column),
-                            .weight = weights_.of(weight),
+                            .weight = l.attention().norms_behind_rotation ? Weight{} : weights_.of(weight),
                             .y = qkv_columns(first_column),
                             .p = {.cols = weight.cols,
                                   .groups = heads * l.attention().head_dim / weight.cols,

@@ -78,7 +78,8 @@ class Decoder {
   void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows = kStepRows,
             bool add = false) const;
   void scale(Recorder&, View x, View y, ScaleParams) const;  // of d_model columns unless `cols` is set
-  void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight) const;
+  void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight,
+                  float factor = 1) const;
   void qk_norm(const LayerStep&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void separate_queries(const LayerStep&) const;
   void gate(const LayerStep&) const;

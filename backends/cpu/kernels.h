@@ -31,7 +31,8 @@ struct Kernels {
                    uint32_t cols, float* y, size_t y_stride, bool accumulate);
 
   // y = x / sqrt(mean(x^2) + eps) * weight, or y += that; y may be x.
-  void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, bool add, float* y);
+  void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, bool center, bool add,
+                   float* y);
   // x = cap * tanh(x / cap).
   void (*soft_cap)(float* x, uint32_t n, float cap);
   // x = act(x), multiplied by `factor` unless it is null.

@@ -13,12 +13,14 @@ struct Rope {
   uint32_t pairs;
   // Pair p consists of channels p * step and p * step + second.
   uint32_t step, second;
+  const float* query_weight;  // of the channels of a rotated query; null: 1
 
   Rope(const In& rows, const RopeParams& p)
       : table(rows ? data<float>(rows) : nullptr),
         pairs(p.n_rot / 2),
         step(p.pairing == kRopeAdjacent ? 2 : 1),
-        second(p.pairing == kRopeAdjacent ? 1 : pairs) {}
+        second(p.pairing == kRopeAdjacent ? 1 : pairs),
+        query_weight(p.query_weight ? table + p.query_weight : nullptr) {}
 
   // The model's attention factor, which is cos at position 0.
   float factor() const { return pairs ? table[64 * 2 * pairs] : 1; }
@@ -39,6 +41,18 @@ struct Rope {
       rotate_pairs(x, x + 1, 2, angle);
     else
       rotate_pairs(x, x + pairs, 1, angle);
+  }
+  // The same for a query, which is then multiplied by its weights.
+  void rotate_query(float* q, const float* angle, uint32_t head_dim) const {
+    rotate(q, angle);
+    weigh(q, head_dim);
+  }
+  void weigh(float* q, uint32_t head_dim) const {
+    for (uint32_t c = 0; query_weight && c < head_dim; ++c) q[c] *= query_weight[c];
+  }
+  // Inverts the angles of a rotation.
+  void invert(float* angle) const {
+    for (uint32_t p = 0; p < pairs; ++p) angle[2 * p + 1] = -angle[2 * p + 1];
   }
 
  private:

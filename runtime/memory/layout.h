@@ -55,6 +55,7 @@ struct Layout {
   View saturated;                           // one uint: the count of keys and values outside f16's range
   View logit_x;                             // [kLogitRowsAtOnce][d_model]
   View rope;                                // the RoPE table of backends/backend.h
+  uint32_t query_weights = 0;               // the word of `rope` where those of layer 0 begin; 0: none
   View window_rope;                         // the table of windowed layers, if they have another one
   View scratch;                             // the backend's own scratch memory
   View logits;                              // f32 [kLogitRowsAtOnce][vocab]; in io if the host reads it there

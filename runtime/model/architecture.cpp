@@ -19,10 +19,12 @@ struct Refused {
 constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
                                 {"attention.clamp_kqv", 0},
                                 {"attention.max_alibi_bias", 0},
-                                {"attention.causal", 1}};
+                                {"attention.causal", 1},
+                                {"interleave_moe_layer_step", 1}};
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
 constexpr Refused kGrowths[] = {{"attention.temperature_scale", 0}};
-constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
+constexpr Refused kLogitScale[] = {{"logit_scale", 1}};
+constexpr Refused kScales[] = {{"residual_scale", 1}, {"embedding_scale", 1}};
 
 template <typename T>
 std::optional<double> as_double(const std::optional<T>& value) {
@@ -51,6 +53,10 @@ Status refused(const Gguf& gguf, const std::string& key, double value) {
                gguf.name().c_str(), in_quotes(key).c_str(), value);
 }
 
+bool scales_all(const Family& family) {
+  return family.scales == Scales::kGranite || family.scales == Scales::kMiniCpm;
+}
+
 Status refuse_what_would_change_the_result(const Gguf& gguf, const Family& family) {
   const auto refuse = [&](std::span<const Refused> keys) -> Status {
     for (const Refused& r : keys) {
@@ -62,7 +68,8 @@ Status refuse_what_would_change_the_result(const Gguf& gguf, const Family& famil
   };
   THIMBLE_TRY(refuse(kRefused));
   if (!family.gemma) THIMBLE_TRY(refuse(kCaps));
-  if (!family.granite_scales) THIMBLE_TRY(refuse(kScales));
+  if (family.scales == Scales::kNone) THIMBLE_TRY(refuse(kLogitScale));
+  if (!scales_all(family)) THIMBLE_TRY(refuse(kScales));
   if (!family.grows_queries) THIMBLE_TRY(refuse(kGrowths));
   return {};
 }
@@ -85,15 +92,23 @@ Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
   THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
   // Other architectures may have the key with the usual scale. Files of gemma may have another scale, which
   // no runtime reads.
-  if (!family.granite_scales && !family.gemma && std::abs(attention / usual - 1) > 1e-5)
+  if (!scales_all(family) && !family.gemma && std::abs(attention / usual - 1) > 1e-5)
     return refused(gguf, prefix + "attention.scale", double(attention));
-  model.attention_scale = family.granite_scales ? attention : static_cast<float>(usual);
-  if (family.granite_scales) {
-    if (!gguf.find(prefix + "logit_scale")) return gguf.lacks(prefix + "logit_scale");
-    THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", 1));
-    THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
-    THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
+  model.attention_scale = scales_all(family) ? attention : static_cast<float>(usual);
+  // Early files of minicpm lack the scales, with which all its models were trained.
+  const bool minicpm = family.scales == Scales::kMiniCpm;
+  if (!minicpm && family.scales != Scales::kNone && !gguf.find(prefix + "logit_scale"))
+    return gguf.lacks(prefix + "logit_scale");
+  if (scales_all(family)) {
+    THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", minicpm ? 12 : 1));
+    THIMBLE_LET(residual,
+                read_scale(gguf, prefix + "residual_scale", minicpm ? 1.4 / std::sqrt(double(s.layers)) : 1));
+    THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", minicpm ? s.d_model / 256.0 : 1));
     model.embedding_scale = embedding, model.residual_scale = residual, model.logit_scale = 1 / logits;
+  }
+  if (family.scales == Scales::kLogits) {
+    THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
+    model.logit_scale = logits;
   }
   if (family.grows_queries) {
     THIMBLE_LET(growth, read_scale(gguf, prefix + "attention.temperature_scale", 0));
@@ -141,18 +156,45 @@ struct Sizes {
   uint32_t blocks() const { return static_cast<uint32_t>(layers.size()) + draft_layers; }
 };
 
+// Loads how the router's logits become weights, and the groups of experts.
+Status load_route(const Gguf& gguf, const std::string& prefix, const ExpertFacts& facts, RouteParams& route) {
+  if (facts.route_from_file) {
+    constexpr uint32_t kKinds[] = {kRouteSoftmax, kRouteSigmoid, kRouteSoftmaxOfChosen, kRouteSqrtSoftplus};
+    const auto usual = std::find(std::begin(kKinds), std::end(kKinds), facts.route) - std::begin(kKinds);
+    uint32_t function = 0;  // as llama.cpp numbers them
+    THIMBLE_TRY(
+        read_count(gguf, prefix + "expert_gating_func", std::size(kKinds), uint64_t(usual) + 1, function));
+    route.kind = kKinds[function - 1];
+    route.share = route.kind != kRouteSoftmaxOfChosen;
+  }
+  if (facts.norm_from_file) {
+    THIMBLE_LET(norm, with_default(gguf.get_bool(prefix + "expert_weights_norm"), false));
+    route.share = route.share && norm;
+  }
+  THIMBLE_SET(route.scale, read_scale(gguf, prefix + "expert_weights_scale", 1));
+  THIMBLE_LET(groups, with_default(get_number(gguf, prefix + "expert_group_count"), 0));
+  if (groups <= 1) return {};
+  THIMBLE_TRY(read_count(gguf, prefix + "expert_group_count", kMostGroups, std::nullopt, route.groups));
+  THIMBLE_TRY(
+      read_count(gguf, prefix + "expert_group_used_count", route.groups, std::nullopt, route.groups_used));
+  if (route.experts % route.groups != 0 || route.chosen > route.groups_used * (route.experts / route.groups))
+    return error(Code::kFormat, "%s: %u of %u experts cannot be chosen in %u of %u groups",
+                 gguf.name().c_str(), route.chosen, route.experts, route.groups_used, route.groups);
+  return {};
+}
+
 // Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
 Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
   const std::string prefix = std::string(family.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
   THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
-  if (family.experts != HasExperts::kAlways && (!value || number == 0)) {
-    if (family.experts == HasExperts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
+  if (family.experts.has != HasExperts::kAlways && (!value || number == 0)) {
+    if (family.experts.has == HasExperts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
       return error(Code::kFormat, "%s has tensors of experts, and key '%sexpert_count' is %s",
                    gguf.name().c_str(), prefix.c_str(), value ? "0" : "absent");
     return {};
   }
-  if (family.experts == HasExperts::kNone)
+  if (family.experts.has == HasExperts::kNone)
     return error(
         Code::kUnsupported,
         "%s: key '%sexpert_count' is %g, and experts of models of this architecture are not supported",
@@ -161,30 +203,34 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
   uint32_t count = 0, chosen = 0;
   THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, count));
   THIMBLE_TRY(read_count(gguf, prefix + "expert_used_count", count, std::nullopt, chosen));
+  const ExpertFacts& facts = family.experts;
   e.route = {.experts = count,
              .chosen = chosen,
-             .kind = family.route,
-             .share = family.route == kRouteSoftmax,
+             .kind = facts.route,
+             .share = facts.route != kRouteSoftmaxOfChosen,
              .scale = 1};
-  if (family.gating_from_file) {
-    constexpr uint32_t kKinds[] = {kRouteSoftmax, kRouteSigmoid, kRouteSoftmaxOfChosen};
-    uint32_t function = 0;  // as llama.cpp numbers them
-    THIMBLE_TRY(read_count(gguf, prefix + "expert_gating_func", std::size(kKinds), std::nullopt, function));
-    e.route.kind = kKinds[function - 1];
-    e.route.share = e.route.kind != kRouteSoftmaxOfChosen;
-  }
+  THIMBLE_TRY(load_route(gguf, prefix, facts, e.route));
   e.d_ff = sizes.layers[0].d_ff;
-  if (family.experts == HasExperts::kAlways) {
+  if (family.experts.has == HasExperts::kAlways) {
     std::optional<uint64_t> share;
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
   }
   THIMBLE_LET(dense, with_default(gguf.get_uint(prefix + "leading_dense_block_count"), 0));
   sizes.dense_layers = static_cast<uint32_t>(std::min<uint64_t>(dense, sizes.layers.size()));
-  if (!family.shared_expert) return {};
-  const std::string key = prefix + "expert_shared_feed_forward_length";
+  if (!facts.shared) return {};
+  // The file gives the width of the shared expert, or a number of experts that it stands for.
+  const std::string key = prefix + "expert_shared_feed_forward_length",
+                    shared = prefix + "expert_shared_count";
   THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
-  return width != 0 ? read_count(gguf, key, kMaxWidth, std::nullopt, e.d_ff_shared) : Status();
+  THIMBLE_LET(experts, with_default(get_number(gguf, shared), 0));
+  if (width != 0) {
+    THIMBLE_TRY(read_count(gguf, key, kMaxWidth, std::nullopt, e.d_ff_shared));
+  } else if (experts != 0) {
+    THIMBLE_TRY(read_count(gguf, shared, kMaxWidth / e.d_ff, std::nullopt, e.d_ff_shared));
+    e.d_ff_shared *= e.d_ff;
+  }
+  return {};
 }
 
 // Loads the number of layers. The last layers of a file may only draft tokens (multi-token prediction). They
@@ -230,7 +276,7 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSou
     return {};
   };
   // If all layers have experts, the file may give only the width of the experts.
-  if (family.experts != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
+  if (family.experts.has != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
     THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff));
   // Early files of lfm2 give a wrong width, so the tensors decide.
   for (uint32_t i = 0; family.short_conv && i < layers; ++i)
@@ -326,8 +372,11 @@ Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& 
   AttentionMixer m{.heads = sizes.heads, .kv_heads = sizes.kv_heads, .head_dim = sizes.head_dim};
   m.output_gate = family.delta_net != DeltaNetHeads::kNone;
   THIMBLE_TRY(load_qkv(tensors, block, d_model, m));
-  if (family.qk_norm != QkNorm::kNone) {
+  const bool has_norms = family.qk_norm == QkNorm::kEachHeadIfAny ? tensors.has(block + "attn_q_norm.weight")
+                                                                  : family.qk_norm != QkNorm::kNone;
+  if (has_norms) {
     const bool all = family.qk_norm == QkNorm::kAllHeads;
+    m.norms_behind_rotation = family.qk_norm == QkNorm::kEachRotated;
     THIMBLE_SET(m.q_norm, tensors.vector(block + "attn_q_norm.weight", all ? m.q_cols() : m.head_dim));
     THIMBLE_SET(m.k_norm, tensors.vector(block + "attn_k_norm.weight", all ? m.kv_cols() : m.head_dim));
   }
@@ -380,13 +429,17 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
   THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, d_model, d_ff));
   THIMBLE_SET(f.down_scale, tensors.scales(block + "ffn_down_exps.weight", count));
   if (d_ff_shared) {
+    f.scale = family.experts.scale_with_shared;
     THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
-  if (d_ff_shared && family.shared_gate)
+  if (d_ff_shared && family.experts.shared_gate)
     THIMBLE_SET(f.shared_gate, tensors.matrix(block + "ffn_gate_inp_shexp.weight", 1, d_model));
-  if (family.choice_bias) THIMBLE_SET(f.choice_bias, tensors.vector(block + "exp_probs_b.bias", count));
+  const std::string choice_bias = block + "exp_probs_b.bias";
+  if (family.experts.choice_bias == ChoiceBias::kMust ||
+      (family.experts.choice_bias == ChoiceBias::kMay && tensors.has(choice_bias)))
+    THIMBLE_SET(f.choice_bias, tensors.vector(choice_bias, count));
   if (!family.biases) return f;
   THIMBLE_SET(f.router_bias, tensors.vector(block + "ffn_gate_inp.bias", count));
   THIMBLE_SET(f.gate_bias, tensors.floats(block + "ffn_gate_exps.bias", count, d_ff));
@@ -397,11 +450,12 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
 
 Status load_norms(TensorSource& tensors, const std::string& block, const Family& family, uint32_t d_model,
                   Layer& layer) {
-  if (family.norms != Norms::kBehind) {
+  if (family.norms != Norms::kBehind)
     THIMBLE_SET(layer.norm, tensors.vector(block + "attn_norm.weight", d_model));
+  if (family.norms == Norms::kBefore || family.norms == Norms::kBeforeAndBehind)
     THIMBLE_SET(layer.ffn_norm, tensors.vector(block + family.ffn_norm + ".weight", d_model));
-  }
-  if (family.norms != Norms::kBefore) {
+  layer.parallel = family.norms == Norms::kOnce;
+  if (family.norms == Norms::kBehind || family.norms == Norms::kBeforeAndBehind) {
     THIMBLE_SET(layer.post_norm, tensors.vector(block + "post_attention_norm.weight", d_model));
     THIMBLE_SET(layer.post_ffn_norm, tensors.vector(block + "post_ffw_norm.weight", d_model));
   }
@@ -448,34 +502,51 @@ Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Mod
   return {};
 }
 
-// Sets the windows of layers: of every layer except each `sliding_window_pattern`-th one. If the pattern is
-// 0, every layer has a window.
+// Sets the windows of layers.
 Status load_windows(const Gguf& gguf, const Family& family, const Sizes& sizes, Model& model) {
+  const Windows& facts = family.windows;
   const std::string prefix = std::string(family.name) + ".", key = prefix + "attention.sliding_window",
                     pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
-  if (!family.window && !gguf.find(key) && !family.needs_window)
+  if (!facts.length && !gguf.find(key) && !facts.required)
     return {};  // files of gemma3 and olmo2 may have no window
-  uint32_t window = 0, period = family.period;
-  THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(family.window), window));
-  // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
+  const uint32_t layers = model.shape.layers;
+  uint32_t window = 0, period = facts.period;
+  THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(facts.length), window));
+  std::vector<bool> has_window(layers);
   const GgufValue* given = gguf.find(pattern);
-  if (given && given->is_array && family.period) {
+  if (given && given->is_array && facts.lists_layers) {
     THIMBLE_TRY(check_by_layer(gguf, pattern, sizes.blocks()));
+    if (given->type != GgufType::kBool)
+      return error(Code::kFormat, "%s: the elements of key %s are not bools", gguf.name().c_str(),
+                   in_quotes(pattern).c_str());
+    for (uint32_t i = 0; i < layers; ++i) has_window[i] = given->bytes[i] != std::byte{0};
   } else {
-    THIMBLE_LET(number, with_default(get_number(gguf, pattern), 1));
-    if (number == 0)
-      period = UINT32_MAX;
-    else
-      THIMBLE_TRY(
-          read_count(gguf, pattern, given ? model.shape.layers : kMaxLayers, or_none(family.period), period));
+    // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
+    if (given && given->is_array && facts.period) {
+      THIMBLE_TRY(check_by_layer(gguf, pattern, sizes.blocks()));
+    } else {
+      THIMBLE_LET(number, with_default(get_number(gguf, pattern), 1));
+      if (number == 0)
+        period = UINT32_MAX;  // every layer has a window
+      else
+        THIMBLE_TRY(read_count(gguf, pattern, given ? layers : kMaxLayers, or_none(facts.period), period));
+    }
+    for (uint32_t i = 0; i < layers; ++i)
+      has_window[i] = period == UINT32_MAX || (facts.first_is_full ? i : i + 1) % period != 0;
   }
   bool some = false;
-  for (uint32_t i = 0; i < model.shape.layers; ++i)
+  for (uint32_t i = 0; i < layers; ++i)
     for (Mixer& mixer : model.layers[i].mixers)
-      if (auto* attention = std::get_if<AttentionMixer>(&mixer); attention && (i + 1) % period != 0)
+      if (auto* attention = std::get_if<AttentionMixer>(&mixer); attention && has_window[i])
         attention->window = window, some = true;
-  return some ? check_window_shape(gguf, prefix, model) : Status();
+  if (!some) return {};
+  if (family.rotates == Rotates::kWindows)
+    for (uint32_t i = 0; i < layers; ++i)
+      for (Mixer& mixer : model.layers[i].mixers)
+        if (auto* attention = std::get_if<AttentionMixer>(&mixer))
+          attention->rotates = has_window[i] || i < sizes.dense_layers;
+  return check_window_shape(gguf, prefix, model);
 }
 
 // Warns about a window if the architecture has none.
@@ -504,6 +575,21 @@ Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Family& family) {
                gguf.name().c_str());
 }
 
+// Loads the kind of the norms, and their epsilon.
+Status load_norm_kind(const Gguf& gguf, const Family& family, Model& model) {
+  const std::string attention = std::string(family.name) + ".attention.",
+                    rms = attention + "layer_norm_rms_epsilon";
+  model.norms_center =
+      family.norm_kind == NormKind::kLayer || (family.norm_kind == NormKind::kByEpsilon && !gguf.find(rms));
+  const std::string key = model.norms_center ? attention + "layer_norm_epsilon" : rms;
+  THIMBLE_LET(epsilon, gguf.need_float(key));
+  if (!(epsilon > 0 && epsilon < 1))
+    return error(Code::kFormat, "%s: key %s is %g, where 0 to 1 is possible", gguf.name().c_str(),
+                 in_quotes(key).c_str(), epsilon);
+  model.norm_epsilon = static_cast<float>(epsilon);
+  return {};
+}
+
 }  // namespace
 
 Status load_weights(const Gguf& gguf, Model& model) {
@@ -518,19 +604,13 @@ Status load_weights(const Gguf& gguf, Model& model) {
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
   THIMBLE_TRY(load_scales(gguf, family, model));
-  sizes.experts.route.scale = model.residual_scale;  // the experts' output is added to the stream
-  if (family.shared_gate) {
-    THIMBLE_LET(scale, read_scale(gguf, prefix + ".expert_weights_scale", 1));
-    sizes.experts.route.scale *= scale;
-  }
-  const bool windowed = family.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
+  const Windows& windows = family.windows;
+  const bool windowed = windows.layers
+                            ? windows.layers == shape.layers
+                            : windows.period || windows.required ||
+                                  gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, family, model));
-  THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
-  if (!(epsilon > 0 && epsilon < 1))
-    return error(Code::kFormat,
-                 "%s: key '%s.attention.layer_norm_rms_epsilon' is %g, where 0 to 1 is possible",
-                 gguf.name().c_str(), family.name, epsilon);
-  model.norm_epsilon = static_cast<float>(epsilon);
+  THIMBLE_TRY(load_norm_kind(gguf, family, model));
   model.act = family.act;
 
   model.rope.pairing = family.pairing;
@@ -547,7 +627,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   }
   // Files of granite without positions are marked in this way.
   bool rotates = true;
-  if (family.granite_scales) {
+  if (family.scales == Scales::kGranite) {
     THIMBLE_LET(finetuned, with_default(gguf.get_bool(prefix + ".rope.scaling.finetuned"), true));
     rotates = finetuned;
   }
@@ -556,7 +636,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;
-      attention->rotates = rotates && (!family.unrotated_every || (i + 1) % family.unrotated_every != 0);
+      attention->rotates = rotates && (family.rotates != Rotates::kThreeOfFour || (i + 1) % 4 != 0);
       attention->first_run = static_cast<uint32_t>(model.layer_of_run.size());
       model.layer_of_run.insert(model.layer_of_run.end(), attention->kv_heads, i);
     }

@@ -1,6 +1,9 @@
 // The table of model families. A family is a row.
 #include "runtime/model/families.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace thimble {
 namespace {
 
@@ -8,29 +11,25 @@ constexpr Family kGptOss = {.name = "gpt-oss",
                             .pairing = kRopeHalves,
                             .ffn_norm = "post_attention_norm",
                             .act = kActClamped,
-                            .period = 2,
+                            .windows = {.period = 2, .required = true},
                             .sinks = true,
                             .biases = true,
-                            .needs_window = true,
                             .own_output = true,
-                            .experts = HasExperts::kAlways,
-                            .route = kRouteSoftmaxOfChosen};
+                            .experts = {.has = HasExperts::kAlways, .route = kRouteSoftmaxOfChosen}};
 constexpr Family kGranite = {.name = "granite",
                              .pairing = kRopeAdjacent,
-                             .granite_scales = true,
-                             .experts = HasExperts::kMay,
-                             .shared_expert = true};
+                             .scales = Scales::kGranite,
+                             .experts = {.has = HasExperts::kMay, .shared = true}};
 constexpr Family kLfm2 = {.name = "lfm2",
                           .pairing = kRopeHalves,
                           .qk_norm = QkNorm::kEachHead,
-                          .period = UINT32_MAX,  // a window, if the file has one, is that of all layers
+                          .windows = {.period = UINT32_MAX},  // if the file has one, it is that of all layers
                           .short_conv = true};
 constexpr Family lfm2moe() {
-  Family a = kLfm2;
-  a.name = "lfm2moe";
-  a.experts = HasExperts::kAlways;
-  a.gating_from_file = a.choice_bias = true;
-  return a;
+  Family f = kLfm2;
+  f.name = "lfm2moe";
+  f.experts = {.has = HasExperts::kAlways, .route_from_file = true, .choice_bias = ChoiceBias::kMust};
+  return f;
 }
 constexpr Family kQwen35 = {.name = "qwen35",
                             .pairing = kRopeHalves,
@@ -39,43 +38,41 @@ constexpr Family kQwen35 = {.name = "qwen35",
                             .rope = {.alternates = true},
                             .delta_net = DeltaNetHeads::kTiled};
 constexpr Family qwen35moe() {
-  Family a = kQwen35;
-  a.name = "qwen35moe";
-  a.experts = HasExperts::kAlways;
-  a.shared_expert = a.shared_gate = true;
-  return a;
+  Family f = kQwen35;
+  f.name = "qwen35moe";
+  f.experts = {.has = HasExperts::kAlways, .shared = true, .shared_gate = true};
+  return f;
 }
 constexpr Family qwen3next() {
-  Family a = qwen35moe();
-  a.name = "qwen3next";
-  a.rope.alternates = false;
-  a.delta_net = DeltaNetHeads::kGrouped;
-  return a;
+  Family f = qwen35moe();
+  f.name = "qwen3next";
+  f.rope.alternates = false;
+  f.delta_net = DeltaNetHeads::kGrouped;
+  return f;
 }
-constexpr Family named(Family a, const char* name) {
-  a.name = name;
-  return a;
+constexpr Family named(Family f, const char* name) {
+  f.name = name;
+  return f;
 }
 constexpr Family kFamilies[] = {
-    {.name = "llama", .pairing = kRopeAdjacent, .experts = HasExperts::kMay},
+    {.name = "llama", .pairing = kRopeAdjacent, .experts = {.has = HasExperts::kMay}},
     {.name = "mistral3",
      .pairing = kRopeAdjacent,
      .rope = {.reads_yarn = true},
-     .experts = HasExperts::kMay,
+     .experts = {.has = HasExperts::kMay},
      .grows_queries = true},
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
     {.name = "qwen3moe",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kEachHead,
-     .experts = HasExperts::kAlways},
+     .experts = {.has = HasExperts::kAlways}},
     {.name = "phi3", .pairing = kRopeHalves},
     {.name = "gemma2",
      .pairing = kRopeHalves,
      .norms = Norms::kBeforeAndBehind,
      .act = kActGelu,
-     .period = 2,
-     .window = 4096,
+     .windows = {.period = 2, .length = 4096},
      .gemma = true,
      .attention_cap = 50,
      .logit_cap = 30,
@@ -85,20 +82,20 @@ constexpr Family kFamilies[] = {
      .qk_norm = QkNorm::kEachHead,
      .norms = Norms::kBeforeAndBehind,
      .act = kActGelu,
-     .period = 6,
+     .windows = {.period = 6},
      .rope = {.scales_windows = false, .window_base = 10000},
      .gemma = true,
      .layers_of_27b = 62},
     kGptOss,
     named(kGptOss, "gptoss"),
-    {.name = "smollm3", .pairing = kRopeAdjacent, .unrotated_every = 4},
+    {.name = "smollm3", .pairing = kRopeAdjacent, .rotates = Rotates::kThreeOfFour},
     kGranite,
     named(kGranite, "granitemoe"),
     {.name = "olmo2",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kAllHeads,
      .norms = Norms::kBehind,
-     .period = 4,
+     .windows = {.period = 4},
      .rope = {.scales_windows = false, .reads_window_base = false},
      .own_output = true},
     kLfm2,
@@ -106,19 +103,84 @@ constexpr Family kFamilies[] = {
     kQwen35,
     qwen35moe(),
     qwen3next(),
+    {.name = "seed_oss", .pairing = kRopeHalves, .ffn_norm = "post_attention_norm"},
+    {.name = "ernie4_5", .pairing = kRopeAdjacent},
+    {.name = "ernie4_5-moe",
+     .pairing = kRopeAdjacent,
+     .experts = {.has = HasExperts::kAlways, .choice_bias = ChoiceBias::kMay, .shared = true}},
+    {.name = "glm4",
+     .pairing = kRopeAdjacent,
+     .norms = Norms::kBeforeAndBehind,
+     .rope = {.halves_with_sections = true}},
+    {.name = "glm4moe",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kEachHeadIfAny,
+     .ffn_norm = "post_attention_norm",
+     .experts = {.has = HasExperts::kAlways,
+                 .route = kRouteSigmoid,
+                 .route_from_file = true,
+                 .norm_from_file = true,
+                 .choice_bias = ChoiceBias::kMust,
+                 .shared = true}},
+    {.name = "exaone4",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kEachHead,
+     .norms = Norms::kBehind,
+     .windows = {.period = 4, .length = 4096, .layers = 64},
+     .rotates = Rotates::kWindows},
+    {.name = "hunyuan-dense",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kEachRotated,
+     .rope = {.reads_alpha = true}},
+    {.name = "minicpm", .pairing = kRopeAdjacent, .scales = Scales::kMiniCpm},
+    {.name = "cohere2",
+     .pairing = kRopeAdjacent,
+     .norms = Norms::kOnce,
+     .norm_kind = NormKind::kLayer,
+     .windows = {.period = 4, .required = true},
+     .rotates = Rotates::kWindows,
+     .scales = Scales::kLogits},
+    {.name = "cohere2moe",
+     .pairing = kRopeAdjacent,
+     .norms = Norms::kOnce,
+     .norm_kind = NormKind::kByEpsilon,
+     .windows = {.required = true, .first_is_full = true, .lists_layers = true},
+     .rotates = Rotates::kWindows,
+     .scales = Scales::kLogits,
+     .experts = {.has = HasExperts::kAlways,
+                 .route = kRouteSigmoid,
+                 .route_from_file = true,
+                 .norm_from_file = true,
+                 .shared = true,
+                 .scale_with_shared = 0.5f}},
 };
+
+// Families that are not supported, and the one that is most like each.
+constexpr struct {
+  const char *name, *nearest;
+} kNearest[] = {
+    {"qwen4exp", "qwen35moe"},      {"kimi-linear", "qwen3next"}, {"glm-dsa", "glm4moe"},
+    {"deepseek4", "deepseek2"},     {"bailingmoe2", "glm4moe"},   {"hy_v3", "hunyuan-dense"},
+    {"laguna", "qwen3moe"},         {"mellum", "qwen3moe"},       {"step35", "qwen3moe"},
+    {"gemma4-assistant", "gemma4"}, {"minicpm3", "minicpm"},      {"hunyuan-moe", "hunyuan-dense"}};
 
 }  // namespace
 
 Result<Family> find_family(const Gguf& gguf) {
   THIMBLE_LET(name, gguf.need_string("general.architecture"));
-  std::string known;
-  for (const Family& a : kFamilies) {
-    if (name == a.name) return a;
-    known += known.empty() ? a.name : std::string(", ") + a.name;
-  }
-  return error(Code::kUnsupported, "%s: the architecture %s is not supported (only %s)", gguf.name().c_str(),
-               in_quotes(name).c_str(), known.c_str());
+  const auto found = [](std::string_view wanted) {
+    return std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                        [&](const Family& family) { return wanted == family.name; });
+  };
+  if (const Family* family = found(name); family != std::end(kFamilies)) return *family;
+  std::string known, hint;
+  for (const Family& family : kFamilies)
+    known += known.empty() ? family.name : std::string(", ") + family.name;
+  for (const auto& near : kNearest)
+    if (name == near.name && found(near.nearest) != std::end(kFamilies))
+      hint = std::string("; the nearest one is ") + near.nearest;
+  return error(Code::kUnsupported, "%s: the architecture %s is not supported%s (only %s)",
+               gguf.name().c_str(), in_quotes(name).c_str(), hint.c_str(), known.c_str());
 }
 
 }  // namespace thimble

@@ -89,10 +89,12 @@ Status load_weights(const Gguf& gguf, Model& model);
 
 // How an architecture's rotation may differ from the usual one.
 struct RopeRules {
-  bool reads_yarn = false;        // the file may set yarn's ramp and magnitude
-  bool scales_windows = true;     // windowed layers use the scaling of the other layers
-  bool reads_window_base = true;  // the file may set another base for windowed layers, key freq_base_swa
-  double window_base = 0;         // the base of windowed layers if it does not; 0: that of the others
+  bool reads_yarn = false;            // the file may set yarn's ramp and magnitude
+  bool scales_windows = true;         // windowed layers use the scaling of the other layers
+  bool reads_window_base = true;      // the file may set another base for windowed layers, key freq_base_swa
+  double window_base = 0;             // the base of windowed layers if it does not; 0: that of the others
+  bool reads_alpha = false;           // the file may set a factor that scales the base (hunyuan-dense)
+  bool halves_with_sections = false;  // a file with dimension_sections pairs channels as kRopeHalves (glm4)
   // Whether pairs alternate between positions in time and in an image (IMROPE), which are equal in text.
   bool alternates = false;
 };

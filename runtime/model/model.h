@@ -68,7 +68,11 @@ struct AttentionMixer {
   Tensor q, k, v;                 // row ranges of one matrix if the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
   Tensor q_norm, k_norm;          // f32, over the channels of each head (qwen3) or of all heads (olmo2)
-  Tensor sinks;                   // f32 [heads]: logits without a value (gpt-oss)
+  // The norms follow the rotation (hunyuan-dense). A rotation does not change a norm, but their weights do
+  // not commute with it. So queries and keys are normed without weights, and the rotated queries are
+  // multiplied by both weights.
+  bool norms_behind_rotation = false;
+  Tensor sinks;  // f32 [heads]: logits without a value (gpt-oss)
   Tensor output, output_bias;
 
   uint32_t group() const { return heads / kv_heads; }  // query heads of a KV head
@@ -155,6 +159,7 @@ struct Experts {
   Tensor gate_scale, up_scale, down_scale;  // f32 [experts]: factors of their matrices
   Dense shared;                             // of the expert that processes every token (granite)
   Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)
+  float scale = 1;     // factor of the sum of all experts (cohere2moe)
 
   uint32_t d_ff() const { return down.cols; }  // of one expert
   std::vector<Tensor> tensors() const {
@@ -171,6 +176,7 @@ struct Layer {
   Tensor norm, ffn_norm, post_norm, post_ffn_norm;
   std::vector<Mixer> mixers;
   FeedForward feed_forward;
+  bool parallel = false;  // the feed-forward reads the normed input of the mixers, not their output (cohere2)
 
   // Null: the layer has no attention, and its tokens have no entries in the pool.
   const AttentionMixer* attention() const;
@@ -245,6 +251,7 @@ class Model {
   ModelInfo info;
   ModelShape shape;  // the largest sizes of any layer
   float norm_epsilon = 1e-5f;
+  bool norms_center = false;  // the norms of layers and output subtract the mean (cohere2)
   uint32_t act = kActSilu;
   float embedding_scale = 1;  // factor of embedding rows
   float residual_scale = 1;   // factor of what layers add to the stream

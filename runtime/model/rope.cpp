@@ -132,6 +132,11 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
                  gguf.name().c_str(), keys.c_str(), rope.n_rot);
   if (rules.alternates) THIMBLE_TRY(check_sections(gguf, keys + "dimension_sections", rope.n_rot / 2));
   THIMBLE_LET(base, read_base(gguf, keys + "freq_base", 10000));
+  if (rules.reads_alpha && head_dim > 2) {
+    THIMBLE_LET(alpha, read_positive(gguf, scaling_keys + "alpha", 1));
+    base *= std::pow(alpha, head_dim / (head_dim - 2.0));
+  }
+  if (rules.halves_with_sections && gguf.find(keys + "dimension_sections")) rope.pairing = kRopeHalves;
   double window_base = rules.window_base != 0 ? rules.window_base : base;
   if (rules.reads_window_base) {
     THIMBLE_LET(given, read_base(gguf, keys + "freq_base_swa", window_base));

@@ -75,7 +75,12 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   }
 
   const uint64_t rows = o.chunk;
-  l.rope = workspace.place(uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot * f32);
+  const uint64_t rope_words = uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot;
+  const bool weighted = std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& layer) {
+    return layer.attention() && layer.attention()->norms_behind_rotation;
+  });
+  if (weighted) l.query_weights = static_cast<uint32_t>(rope_words);
+  l.rope = workspace.place((rope_words + (weighted ? uint64_t(s.layers) * s.head_dim : 0)) * f32);
   if (!model.window_rope.inverse_frequency.empty()) l.window_rope = workspace.place(l.rope.bytes);
   l.scratch = workspace.place(scratch);
   l.x = workspace.place(rows * s.d_model * f32);
@@ -141,6 +146,14 @@ Status write_rope_tables(Device& device, const Setting& setting, const Layout& l
     fill_rope_table(rope, setting.dimensions.rope_positions, context, table.data());
     return device.write(to, table.data());
   };
+  const uint32_t head_dim = setting.model.shape.head_dim;
+  for (uint32_t i = 0; i < setting.model.layers.size() && l.query_weights; ++i) {
+    const AttentionMixer* attention = setting.model.layers[i].attention();
+    if (!attention || !attention->norms_behind_rotation) continue;
+    const float* q = reinterpret_cast<const float*>(attention->q_norm.data);
+    const float* k = reinterpret_cast<const float*>(attention->k_norm.data);
+    for (uint32_t c = 0; c < head_dim; ++c) table[l.query_weights + i * head_dim + c] = q[c] * k[c];
+  }
   THIMBLE_TRY(write(setting.model.rope, l.rope));
   return l.window_rope ? write(setting.model.window_rope, l.window_rope) : Status();
 }

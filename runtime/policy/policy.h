@@ -51,7 +51,9 @@ struct LayerStep {
   RopeParams rope() const {
     return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
             .pairing = setting.model.rope.pairing,
-            .n_rot = attention().rotates ? setting.model.rope.n_rot : 0};
+            .n_rot = attention().rotates ? setting.model.rope.n_rot : 0,
+            .query_weight =
+                attention().norms_behind_rotation ? at.query_weights + layer * attention().head_dim : 0};
   }
   const View& rope_table() const { return attention().window && at.window_rope ? at.window_rope : at.rope; }
   // Whether all heads of the layer hold equally many entries in every step.

@@ -833,6 +833,50 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
       }
 }
 
+TEST_P(DenseOps, RmsNormMaySubtractTheMean) {
+  Random random;
+  for (const uint32_t cols : {1u, 31u, 64u, 1000u, 2304u, 9000u})
+    for (const uint32_t add : {0u, 1u}) {
+      if (is_slow() && add != cols % 2) continue;
+      SCOPED_TRACE(::testing::Message() << cols << " columns, add " << add);
+      clear();
+      constexpr uint32_t kRows = 3, kMaxRows = 5;
+      const std::vector<float> x = random.floats(kRows * cols, 4, 8), w = random.floats(cols),
+                               before = random.floats(kRows * cols);
+      const View y = inout(padded_rows(before, kMaxRows * cols));
+      const RmsNorm op{input(padded_rows(x, kMaxRows * cols)),
+                       input(w),
+                       y,
+                       {.cols = cols,
+                        .groups = 1,
+                        .row_stride = cols,
+                        .eps = 1e-5f,
+                        .rows = kStepRows,
+                        .add = add,
+                        .center = 1}};
+      run({.n_rows = kRows}, kMaxRows, [&](Recorder& r) { r.record(op); });
+      const std::vector<float> got = get<float>(y);
+      for (uint32_t row = 0; row < kRows; ++row) {
+        double mean = 0, size = 0, squares = 0;
+        for (uint32_t i = 0; i < cols; ++i) {
+          mean += double{x[row * cols + i]} / cols;
+          size += std::fabs(double{x[row * cols + i]}) / cols;
+        }
+        for (uint32_t i = 0; i < cols; ++i) squares += std::pow(double{x[row * cols + i]} - mean, 2);
+        const double scale = 1 / std::sqrt(squares / cols + 1e-5);
+        for (uint32_t i = 0; i < cols; ++i) {
+          const double normed = (double{x[row * cols + i]} - mean) * scale * double{w[i]};
+          // The mean is off by a half ulp of the sum of magnitudes for each addition, and so is every
+          // distance from it, which is rounded once more. The rest is as in
+          // RmsNormScalesGroupsOfStridedRows, plus a sum.
+          const double moved = (cols + 2) * 0x1p-24 * size * scale * std::fabs(double{w[i]});
+          ASSERT_NEAR(got[row * cols + i], normed + add * double{before[row * cols + i]},
+                      moved + std::fabs(normed) * (cols / 2.0 + 7) * 0x1p-24 + add * 4 * 0x1p-24);
+        }
+      }
+    }
+}
+
 // The queries of qwen3.5 alternate with other numbers, and their norm puts them together.
 TEST_P(DenseOps, RmsNormTakesVectorsWithOthersBetween) {
   constexpr uint32_t kRows = 5, kGroups = 3, kStride = 250;

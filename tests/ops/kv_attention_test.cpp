@@ -686,7 +686,7 @@ class KvAttention : public KvOps {
           Softmax softmax{.cap = double{c.cap}};
           if (c.sinks) softmax.sink = double{own_logits[h]};
           const Attended want =
-              attend(c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
+              attend(c.rotation.rotated_query(doubles(q, row * row_stride + h * c.dh, c.dh), position),
                      listed.keys(first, own + 1, c.dh), listed.values(first, own + 1, c.dh),
                      1 / std::sqrt(c.dh), f16, softmax);
           for (uint32_t e = 0; e < c.dh; ++e)
@@ -934,26 +934,51 @@ TEST_P(KvAttention, RotatesNothingWithoutChannelsToRotate) {
   }
 }
 
+// hunyuan-dense: the weights do not commute with the rotation.
+TEST_P(KvAttention, WeighsRotatedQueries) {
+  if (GetParam().starts_with("cuda")) return;
+  for (const uint32_t mode : {kRopeList, kRopeOriginal})
+    for (const Rotation& rotation :
+         {Rotation{mode, kRopeHalves, 64}, Rotation{mode, kRopeAdjacent, 40, 1.19}}) {
+      check({.kv_heads = 2,
+             .group = 3,
+             .dh = 64,
+             .entries = 200,
+             .rows = 5,
+             .rotation = weighted(rotation, 64)},
+            kFromView);
+      for (const uint32_t listed : {0u, 300u})
+        check({.kv_heads = 2,
+               .group = 3,
+               .dh = 64,
+               .entries = 700,
+               .rows = 1,
+               .rotation = weighted(rotation, 64),
+               .listed = listed},
+              kFromPool);
+      if (HasFatalFailure()) return;
+    }
+}
+
 // A single row with a pool that already contains it.
 TEST_P(KvAttention, OfThePoolGathersAndRotatesKeys) {
   struct Case {
     uint32_t kv_heads, group, dh, n, listed;
     Rotation rotation;
   };
-  std::vector<Case> cases = {
-      {2, 4, 64, 1, 0, {}},
-      {2, 4, 64, 1000, 0, {}},
-      {2, 4, 64, 1000, 333, {}},
-      {2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
-      {1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
-      {2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
-      {1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
-      {8, 4, 128, 700, 0, {kRopeList, kRopeHalves, 128}},
-      {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
-      {1, 4, 64, 20000, 0, {}},
-      {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}},
-      {4, 2, 64, 2500, 0, {}},
-      {4, 8, 128, 3000, 2688, {kRopeList, kRopeHalves, 128}}};
+  std::vector<Case> cases = {{2, 4, 64, 1, 0, {}},
+                             {2, 4, 64, 1000, 0, {}},
+                             {2, 4, 64, 1000, 333, {}},
+                             {2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
+                             {1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
+                             {2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
+                             {1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
+                             {8, 4, 128, 700, 0, {kRopeList, kRopeHalves, 128}},
+                             {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
+                             {1, 4, 64, 20000, 0, {}},
+                             {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}},
+                             {4, 2, 64, 2500, 0, {}},
+                             {4, 8, 128, 3000, 2688, {kRopeList, kRopeHalves, 128}}};
   if (is_variation()) cases.resize(5);
   // Every head size with every group, alternating between both modes: a driver compiles each case, a software
   // driver a third of them.

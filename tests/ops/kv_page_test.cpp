@@ -165,10 +165,14 @@ TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
     uint32_t page, group, dh;
     Rotation rotation;
   };
-  for (const Case& c : {Case{16, 4, 128, {kRopeOriginal, kRopeHalves, 128}},
-                        Case{16, 1, 64, {kRopeOriginal, kRopeAdjacent, 40, 1.19}},
-                        Case{4, 7, 80, {kRopeList, kRopeHalves, 80}}, Case{1, 8, 256, {kRopeList}},
-                        Case{16, 7, 96, {kRopeOriginal, kRopeHalves, 96}}}) {
+  std::vector<Case> cases = {Case{16, 4, 128, {kRopeOriginal, kRopeHalves, 128}},
+                             Case{16, 1, 64, {kRopeOriginal, kRopeAdjacent, 40, 1.19}},
+                             Case{4, 7, 80, {kRopeList, kRopeHalves, 80}}, Case{1, 8, 256, {kRopeList}},
+                             Case{16, 7, 96, {kRopeOriginal, kRopeHalves, 96}}};
+  if (!GetParam().starts_with("cuda"))
+    for (const uint32_t mode : {kRopeList, kRopeOriginal})
+      cases.push_back({4, 3, 64, weighted({mode, kRopeHalves, 64}, 64)});
+  for (const Case& c : cases) {
     SCOPED_TRACE(::testing::Message() << "page " << c.page << " group " << c.group << " dh " << c.dh);
     clear();
     Random random{c.dh};
@@ -210,6 +214,7 @@ TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
       }
       std::vector<double> query = doubles(q, h * c.dh, c.dh);
       if (c.rotation.mode == kRopeOriginal) query = c.rotation.rotated(query, position);
+      query = c.rotation.weighed(query);
       double sum = 0;
       for (uint32_t p = 0; p < capacity; ++p) {
         const size_t at = size_t(h) * capacity + p;

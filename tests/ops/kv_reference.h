@@ -17,19 +17,33 @@ namespace thimble::test {
 struct Rotation {
   uint32_t mode = kRopeList, pairing = kRopeAdjacent, n_rot = 64;
   double factor = 1;  // the model's attention factor
+  // [dh]: factors of rotated queries; or empty. The table is then for kWeighedPositions, and they follow it.
+  std::vector<float> weight = {};
+  static constexpr uint32_t kWeighedPositions = 8192;
 
-  RopeParams params() const { return {mode, pairing, n_rot}; }
+  RopeParams params() const {
+    return {mode, pairing, n_rot, weight.empty() ? 0 : (65 + kWeighedPositions / 64) * n_rot};
+  }
   double frequency(uint32_t pair) const { return std::pow(10000.0, -2.0 * pair / n_rot); }
   // The table of backend.h for positions below `positions`.
   std::vector<float> table(uint32_t positions) const {
     std::vector<float> t;
+    if (!weight.empty()) positions = kWeighedPositions;
     for (uint32_t row = 0; row < 64 + positions / 64 + 1; ++row)
       for (uint32_t p = 0; p < n_rot / 2; ++p) {
         const double angle = (row < 64 ? row : (row - 64) * 64.0) * frequency(p), f = row < 64 ? 1 : factor;
         t.push_back(static_cast<float>(f * std::cos(angle)));
         t.push_back(static_cast<float>(f * std::sin(angle)));
       }
+    t.insert(t.end(), weight.begin(), weight.end());
     return t;
+  }
+  std::vector<double> rotated_query(const std::vector<double>& q, double position) const {
+    return weighed(rotated(q, position));
+  }
+  std::vector<double> weighed(std::vector<double> q) const {
+    for (size_t c = 0; c < weight.size(); ++c) q[c] *= double{weight[c]};
+    return q;
   }
   std::vector<double> rotated(std::vector<double> x, double position) const {
     for (uint32_t p = 0; p < n_rot / 2; ++p) {
@@ -42,6 +56,12 @@ struct Rotation {
     return x;
   }
 };
+
+// The rotation with weights of queries, which CUDA does not have.
+inline Rotation weighted(Rotation rotation, uint32_t dh) {
+  rotation.weight = Random{dh}.floats(dh, -1, 1);
+  return rotation;
+}
 
 inline std::vector<uint16_t> halves(const std::vector<float>& values) {
   std::vector<uint16_t> h(values.size());

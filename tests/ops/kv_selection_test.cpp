@@ -249,6 +249,11 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
                        5000,
                        middles[variant % 4]});
     }
+  // With weights of queries, a key is at position 0 and the query n_local after it.
+  for (const uint32_t rows : {1u, 3u})
+    if (!GetParam().starts_with("cuda"))
+      cases.push_back(
+          {2, 3, 80, rows, weighted({kRopeList, kRopeHalves, 64}, 80), static_cast<int32_t>(rows + 11), 33});
   for (const ScoreCase& c : cases) {
     SCOPED_TRACE(::testing::Message() << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh
                                       << " rows " << c.rows << " middle " << c.middle);
@@ -294,7 +299,7 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
       std::vector<double> query(c.dh);
       for (uint32_t row = 0; row < c.rows; ++row) {
         const auto rotated =
-            c.rotation.rotated(doubles(q, row * stride + h * c.dh, c.dh), c.position + double(row));
+            c.rotation.rotated_query(doubles(q, row * stride + h * c.dh, c.dh), c.position + double(row));
         for (uint32_t e = 0; e < c.dh; ++e) query[e] += scale * rotated[e] / c.rows;
       }
       double sum = 0;

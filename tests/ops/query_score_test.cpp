@@ -56,7 +56,7 @@ class QueryScores : public OpTest {
         const uint32_t own = n - l.queries() + row;  // the query's own entry
         const double position = l.rotation.mode == kRopeList ? own : kPosition + l.rows - l.queries() + row;
         const std::vector<double> query =
-            l.rotation.rotated(doubles(q, from + row * stride + size_t{h} * l.dh, l.dh), position);
+            l.rotation.rotated_query(doubles(q, from + row * stride + size_t{h} * l.dh, l.dh), position);
         double sum = std::exp(l.softmax.sink);
         std::vector<double> logits(n, -kInfinity);
         for (uint32_t i = 0; i <= own; ++i) {
@@ -236,6 +236,30 @@ TEST_P(QueryScores, OfHeadsAreTheirSummedWeights) {
                          .softmax = softmax},
                         Random{dh + window + rows});
         });
+}
+
+TEST_P(QueryScores, WeighRotatedQueries) {
+  if (GetParam().starts_with("cuda")) return;
+  for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
+    const Rotation rotation = weighted({mode, kRopeHalves, 64, 1.19}, 80);
+    expect_scores({.held = {1, 300, 64, 130},
+                   .rows = 0,
+                   .group = 3,
+                   .dh = 80,
+                   .kind = kQueryHeads,
+                   .chunk = false,
+                   .rotation = rotation},
+                  Random{mode});
+    expect_scores({.held = {150, 150},
+                   .rows = 20,
+                   .group = 3,
+                   .dh = 80,
+                   .kind = kQueryRows,
+                   .chunk = true,
+                   .sinks = 4,
+                   .rotation = rotation},
+                  Random{mode});
+  }
 }
 
 TEST_P(QueryScores, OfHeadsWithListsAreByIndex) {

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -34,7 +36,9 @@ void expect_greedy(Session& session, std::vector<float> logits, const std::vecto
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
     if (lead(logits) > doubt) {
-      EXPECT_EQ(best, expected[i]) << "token " << i;
+      EXPECT_EQ(best, expected[i]) << "token " << i << ", better by "
+                                   << logits[static_cast<size_t>(best)] -
+                                          logits.at(static_cast<size_t>(expected[i]));
     }
     logits = accept(session, expected[i]);
   }
@@ -105,22 +109,76 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
                 native + exchange, opened(device));
 }
 
-// The newer families, each alone.
-TEST(FamilyGoldens, AreReproduced) {
+// Ranges of the goldens of families that are supported, with the devices that support them, and the names of
+// the other families. All goldens of a family follow each other: three texts with f16, then three with q8_0.
+constexpr struct {
+  size_t first, end;
+  const char* devices;
+} kSupported[] = {{0, 30, "cpu cuda"},
+                  {42, 54, "cpu vulkan cuda"},
+                  {120, 156, "cpu vulkan cuda"},
+                  {156, 162, "cpu vulkan"},
+                  {162, 192, "cpu vulkan cuda"}};
+constexpr const char* kRefused[] = {"gemma4", "granitehybrid", "nemotronh", "falconh1", "deepseek2"};
+constexpr size_t kFamilyGoldens = 192;
+constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185};
+
+// The newer families.
+class FamilyGoldens : public ArchitectureGoldens {};
+
+TEST_P(FamilyGoldens, AreReproduced) {
   const std::string goldens = shared_file("data/golden/families.json");
   THIMBLE_NEEDS(goldens);
   THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const auto& [device, number] = GetParam();
+  const nlohmann::json golden = load_json(goldens).at(number);
+  const std::string name = golden.at("model");
+  SCOPED_TRACE(name);
+  // As in ArchitectureGoldens. With keys and values in f16, a token of the second text of kExchanges goes to
+  // another expert, which moves llama.cpp's own logits by 0.34. The first text is off by 0.09 at its second
+  // token, probably for the same reason.
+  const bool exchanges =
+      std::find(std::begin(kExchanges), std::end(kExchanges), number) != std::end(kExchanges);
+  const bool routed = device != "cpu" && name.find("moe") != std::string::npos;
+  const float native = golden.at("native"), exchange = exchanges ? 0.35f : routed ? 0.015f : 0;
+  expect_golden(golden, 1000 + number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
+                native + exchange, opened(device));
+}
+
+std::vector<std::tuple<std::string, size_t>> families() {
+  std::vector<std::tuple<std::string, size_t>> all;
+  for (const DeviceInfo& info : list_devices())
+    for (const auto& range : kSupported) {
+      const std::string kind = info.name.substr(0, info.name.find(':'));
+      if (!info.usable || std::string_view(range.devices).find(kind) == std::string_view::npos) continue;
+      for (size_t i = range.first; i < range.end; ++i)
+        // On the software driver, the shortest text of each family, except the one with 64 layers.
+        if (!info.software || (i % 6 == 0 && i != kManyLayers)) all.emplace_back(info.name, i);
+    }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(On, FamilyGoldens, ::testing::ValuesIn(families()), [](const auto& golden) {
+  return device_test_name({std::get<0>(golden.param), 0}) + "_" + std::to_string(std::get<1>(golden.param));
+});
+
+TEST(FamilyGoldens, AreAllTestedButThoseOfFamiliesThatAreRefused) {
+  const std::string goldens = shared_file("data/golden/families.json");
+  THIMBLE_NEEDS(goldens);
   const nlohmann::json all = load_json(goldens);
-  size_t tested = 0;
+  EXPECT_EQ(all.size(), kFamilyGoldens);
   for (size_t i = 0; i < all.size(); ++i) {
     const std::string name = all[i].at("model");
-    if (name.find("-lfm2") == std::string::npos && name.find("-qwen3") == std::string::npos) continue;
-    SCOPED_TRACE(std::to_string(i) + " " + name);
-    const float native = all[i].at("native");
-    expect_golden(all[i], 1000 + i, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f, native);
-    ++tested;
+    const bool supported = std::any_of(std::begin(kSupported), std::end(kSupported),
+                                       [&](const auto& range) { return i >= range.first && i < range.end; });
+    const bool refused = std::any_of(std::begin(kRefused), std::end(kRefused), [&](const char* family) {
+      return name.find(std::string("tiny-") + family) != std::string::npos;
+    });
+    EXPECT_NE(supported, refused) << i << " " << name;
   }
-  EXPECT_EQ(tested, 42u);
+  EXPECT_NE(all[kManyLayers].at("model").get<std::string>().find("tiny-exaone4-swa"), std::string::npos);
+  for (const size_t i : kExchanges)
+    EXPECT_NE(all[i].at("model").get<std::string>().find("tiny-cohere2moe q8_0"), std::string::npos);
 }
 
 // The first goldens are of families that every device supports. After them come qwen35, which Vulkan does not

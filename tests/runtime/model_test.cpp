@@ -81,17 +81,18 @@ TEST(Model, ReadsEveryArchitecture) {
     EXPECT_EQ(of_layer.up.rows, 12u * std::max(m->shape.experts, 1u));
     EXPECT_EQ(of_layer.down.cols, 12u);
     const std::string& a = m->info.architecture;
-    const bool is_qwen2 = a == "qwen2",
-               has_qk_norms = a == "qwen3" || a == "qwen3moe" || a == "gemma3" || a == "olmo2";
+    const bool is_qwen2 = a == "qwen2", has_qk_norms = a == "qwen3" || a == "qwen3moe" || a == "gemma3" ||
+                                                       a == "olmo2" || a == "exaone4";
     EXPECT_EQ(bool(layer.q_bias), is_qwen2);
     EXPECT_EQ(bool(layer.k_bias), is_qwen2);
     EXPECT_EQ(bool(layer.v_bias), is_qwen2);
     EXPECT_EQ(bool(layer.q_norm), has_qk_norms);
     EXPECT_EQ(bool(layer.k_norm), has_qk_norms);
     EXPECT_EQ(bool(layer.output_bias), a == "gpt-oss");
-    EXPECT_EQ(m->rope.pairing, a == "llama" || a == "mistral3" || a == "smollm3" || a.starts_with("granite")
-                                   ? kRopeAdjacent
-                                   : kRopeHalves);
+    const bool adjacent = a == "llama" || a == "mistral3" || a == "smollm3" || a == "glm4" ||
+                          a == "minicpm" || a.starts_with("granite") || a.starts_with("ernie4_5") ||
+                          a.starts_with("cohere2");
+    EXPECT_EQ(m->rope.pairing, adjacent ? kRopeAdjacent : kRopeHalves);
   }
 }
 
@@ -143,16 +144,143 @@ TEST(Model, ReadsScalesOfGranite) {
   EXPECT_EQ(plain->residual_scale, 1);
   EXPECT_EQ(plain->attention_scale, 0.5f);
   EXPECT_TRUE(plain->layers[1].attention()->rotates);
-  for (const char* architecture : {"granite", "granitemoe"}) {  // the result of experts is also a branch
-    const Lent routed(tiny_model(architecture, 3));
-    ASSERT_TRUE(routed.ok()) << routed.status().message();
-    EXPECT_EQ(experts_of(routed, 0).route.scale, 0.25f);
-  }
   const Lent without(tiny_model("granite").set("granite.rope.scaling.finetuned", false));
   ASSERT_TRUE(without.ok());
   EXPECT_FALSE(without->layers[0].attention()->rotates || without->layers[1].attention()->rotates);
   expect_refused(tiny_model("granite").set("granite.logit_scale", -1.0f), Code::kFormat,
                  "key 'granite.logit_scale' is -1 instead of a positive number");
+}
+
+TEST(Model, ReadsScalesOfMiniCpm) {
+  const std::string a = "minicpm.";
+  const Lent given(tiny_model("minicpm").set(a + "embedding_scale", 3.0f).set(a + "residual_scale", 0.5f));
+  ASSERT_TRUE(given.ok()) << given.status().message();
+  EXPECT_EQ(given->embedding_scale, 3);
+  EXPECT_EQ(given->residual_scale, 0.5f);
+  EXPECT_EQ(given->logit_scale, 1 / 8.0f);
+  const Lent early(tiny_model("minicpm").erase(a + "logit_scale"));
+  ASSERT_TRUE(early.ok()) << early.status().message();
+  EXPECT_EQ(early->embedding_scale, 12);
+  EXPECT_EQ(early->residual_scale, static_cast<float>(1.4 / std::sqrt(2.0)));
+  EXPECT_EQ(early->logit_scale, 256 / 8.0f);
+}
+
+TEST(Model, ReadsWhatMakesCohere2Differ) {
+  for (const std::string a : {"cohere2", "cohere2moe"}) {
+    SCOPED_TRACE(a);
+    const Lent m(tiny_model(a));
+    ASSERT_TRUE(m.ok()) << m.status().message();
+    EXPECT_TRUE(m->norms_center);
+    EXPECT_EQ(m->logit_scale, 8);
+    const size_t full = a == "cohere2" ? 1 : 0;  // of a period, the last or the first layer has no window
+    for (size_t i = 0; i < 2; ++i) {
+      const Layer& layer = m->layers[i];
+      EXPECT_TRUE(layer.parallel && layer.norm && !layer.ffn_norm);
+      EXPECT_EQ(layer.attention()->window, i == full ? 0u : 16u);
+      EXPECT_EQ(layer.attention()->rotates, i != full);
+    }
+    expect_refused(tiny_model(a).erase(a + ".attention.sliding_window"), Code::kFormat,
+                   "lacks the key '" + a + ".attention.sliding_window'");
+    expect_refused(tiny_model(a).erase(a + ".logit_scale"), Code::kFormat,
+                   "lacks the key '" + a + ".logit_scale'");
+    expect_refused(tiny_model(a).set(a + ".residual_scale", 2.0f), Code::kUnsupported,
+                   "residual_scale' is 2");
+  }
+  const std::string a = "cohere2moe.";
+  const Lent rms(tiny_model("cohere2moe").set(a + "attention.layer_norm_rms_epsilon", 1e-6f));
+  ASSERT_TRUE(rms.ok()) << rms.status().message();
+  EXPECT_FALSE(rms->norms_center);
+  EXPECT_EQ(rms->norm_epsilon, 1e-6f);
+  const Lent listed(
+      tiny_model("cohere2moe").set(a + "attention.sliding_window_pattern", std::vector<bool>{true, false}));
+  ASSERT_TRUE(listed.ok()) << listed.status().message();
+  EXPECT_EQ(listed->layers[0].attention()->window, 16u);
+  EXPECT_EQ(listed->layers[1].attention()->window, 0u);
+  expect_refused(tiny_model("cohere2moe").erase(a + "attention.sliding_window_pattern"), Code::kFormat,
+                 "lacks the key 'cohere2moe.attention.sliding_window_pattern'");
+}
+
+// A first layer without experts rotates although it has no window. The experts' sum is halved if there is a
+// shared one.
+TEST(Model, ReadsTheFirstLayersAndTheSharedExpertOfCohere2moe) {
+  GgufWriter w = tiny_model("cohere2moe");
+  const std::string a = "cohere2moe.";
+  w.set(a + "leading_dense_block_count", 1u).set(a + "expert_shared_count", 2u);
+  for (const char* name : {"ffn_gate.weight", "ffn_up.weight"})
+    w.tensor(std::string("blk.0.") + name, {8, 12}, std::vector<float>(96));
+  w.tensor("blk.0.ffn_down.weight", {12, 8}, std::vector<float>(96));
+  for (const char* name :
+       {"ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"})
+    w.erase_tensor(std::string("blk.0.") + name);
+  for (const char* name : {"ffn_gate_shexp.weight", "ffn_up_shexp.weight"})
+    w.tensor(std::string("blk.1.") + name, {8, 24}, std::vector<float>(192));
+  w.tensor("blk.1.ffn_down_shexp.weight", {24, 8}, std::vector<float>(192));
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->layers[0].attention()->window, 0u);
+  EXPECT_TRUE(m->layers[0].attention()->rotates);
+  EXPECT_EQ(experts_of(m, 1).scale, 0.5f);
+  EXPECT_EQ(experts_of(m, 1).shared.gate.rows, 24u);
+}
+
+TEST(Model, ReadsHowExpertsAreChosen) {
+  const std::string a = "glm4moe.";
+  const auto route = [&](const GgufWriter& w) {
+    const Lent m(w);
+    if (!m.ok()) ADD_FAILURE() << m.status().message();
+    return m.ok() ? experts_of(m, 0).route : RouteParams{};
+  };
+  const RouteParams usual = route(tiny_model("glm4moe"));
+  EXPECT_EQ(usual.kind, kRouteSigmoid);
+  EXPECT_EQ(usual.share, 0u);
+  EXPECT_EQ(usual.scale, 1);
+  EXPECT_EQ(usual.groups, 0u);
+  const RouteParams given = route(tiny_model("glm4moe", 4)
+                                      .set(a + "expert_weights_norm", true)
+                                      .set(a + "expert_weights_scale", 1.8f)
+                                      .set(a + "expert_gating_func", 4u)
+                                      .set(a + "expert_group_count", 2u)
+                                      .set(a + "expert_group_used_count", 1u));
+  EXPECT_EQ(given.kind, kRouteSqrtSoftplus);
+  EXPECT_EQ(given.share, 1u);
+  EXPECT_EQ(given.scale, 1.8f);
+  EXPECT_EQ(given.groups, 2u);
+  EXPECT_EQ(given.groups_used, 1u);
+  EXPECT_EQ(route(tiny_model("glm4moe").set(a + "expert_group_count", 1u)).groups, 0u);
+  EXPECT_EQ(route(tiny_model("glm4moe").set(a + "expert_weights_scale", 0.0f)).scale, 1);
+  expect_refused(tiny_model("glm4moe", 4).set(a + "expert_group_count", 2u), Code::kFormat,
+                 "lacks the key 'glm4moe.expert_group_used_count'");
+  expect_refused(
+      tiny_model("glm4moe").set(a + "expert_group_count", 2u).set(a + "expert_group_used_count", 1u),
+      Code::kFormat, "2 of 3 experts cannot be chosen in 1 of 2 groups");
+  expect_refused(tiny_model("ernie4_5-moe").set("ernie4_5-moe.interleave_moe_layer_step", 2u),
+                 Code::kUnsupported, "key 'ernie4_5-moe.interleave_moe_layer_step' is 2");
+}
+
+TEST(Model, PairsChannelsOfGlm4ByHalvesIfItHasSections) {
+  const Lent m(tiny_model("glm4").set("glm4.rope.dimension_sections", std::vector<int32_t>{1, 1, 0, 0}));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->rope.pairing, kRopeHalves);
+}
+
+TEST(Model, GivesWindowsToExaone4IfItHas64Layers) {
+  const Lent small(tiny_model("exaone4").set("exaone4.attention.sliding_window", 16u));
+  ASSERT_TRUE(small.ok()) << small.status().message();
+  EXPECT_EQ(small->layers[0].attention()->window, 0u);
+  EXPECT_TRUE(small->layers[0].attention()->rotates);
+  GgufWriter w = tiny_model("exaone4");
+  w.set("exaone4.block_count", 65u).set("exaone4.nextn_predict_layers", 1u);
+  const std::vector<GgufWriter::Tensor> two = w.tensors;
+  for (uint32_t i = 2; i < 64; ++i)
+    for (const GgufWriter::Tensor& t : two)
+      if (t.name.starts_with("blk.0."))
+        w.tensor("blk." + std::to_string(i) + t.name.substr(5), t.shape, t.type, t.data);
+  const Lent large(w);
+  ASSERT_TRUE(large.ok()) << large.status().message();
+  for (size_t i = 0; i < 64; ++i) {
+    EXPECT_EQ(large->layers[i].attention()->window, i % 4 == 3 ? 0u : 4096u);
+    EXPECT_EQ(large->layers[i].attention()->rotates, i % 4 != 3);
+  }
 }
 
 TEST(Model, ReadsHowQueriesOfMistral3Grow) {
@@ -521,7 +649,9 @@ TEST(Model, RefusesOtherArchitectures) {
       tiny_model("mamba"), Code::kUnsupported,
       "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
       "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe, qwen35, "
-      "qwen35moe, qwen3next)");
+      "qwen35moe, qwen3next, seed_oss, ");
+  expect_refused(tiny_model("minicpm3"), Code::kUnsupported,
+                 "the architecture 'minicpm3' is not supported; the nearest one is minicpm (only llama, ");
 }
 
 TEST(Model, RefusesAnAdapterAsAModel) {

@@ -13,18 +13,21 @@
 namespace thimble {
 
 // All supported architectures.
-inline constexpr const char* kArchitectureNames[] = {"llama",   "mistral3",   "qwen2",  "qwen3",   "qwen3moe",
-                                                     "phi3",    "gemma2",     "gemma3", "gpt-oss", "smollm3",
-                                                     "granite", "granitemoe", "olmo2"};
+inline constexpr const char* kArchitectureNames[] = {
+    "llama",   "mistral3", "qwen2",   "qwen3",      "qwen3moe", "phi3",      "gemma2",   "gemma3",
+    "gpt-oss", "smollm3",  "granite", "granitemoe", "olmo2",    "seed_oss",  "ernie4_5", "ernie4_5-moe",
+    "glm4",    "glm4moe",  "exaone4", "minicpm",    "cohere2",  "cohere2moe"};
 
 // Two layers, width 8, two query heads for one KV head of 4 channels, feed-forward width 12, 6 tokens.
-// `experts`: number of experts, two of which are used per token (qwen3moe, gpt-oss and granitemoe have at
-// least three). All weights are f32 and numbered across tensors, so that every part differs.
+// `experts`: number of experts, two of which are used per token (families of experts have at least three).
+// All weights are f32 and numbered across tensors, so that every part differs.
 inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts = 0) {
   const auto is = [&](std::initializer_list<const char*> names) {
     return std::find(names.begin(), names.end(), architecture) != names.end();
   };
-  if (is({"qwen3moe", "gpt-oss", "granitemoe"})) experts = std::max(experts, 3u);
+  const bool own_width = is({"qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "cohere2moe"});
+  if (own_width || is({"granitemoe"})) experts = std::max(experts, 3u);
+  const bool cohere = is({"cohere2", "cohere2moe"});
   GgufWriter w;
   float next = 0;
   const auto add = [&](const std::string& name, std::vector<uint64_t> shape) {
@@ -38,11 +41,12 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
   w.set(a + "feed_forward_length", 12u)
       .set(a + "attention.head_count", 2u)
       .set(a + "attention.head_count_kv", 1u);
-  w.set(a + "attention.layer_norm_rms_epsilon", 1e-5f);
+  w.set(a + (cohere ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5f);
   if (experts) w.set(a + "expert_count", experts).set(a + "expert_used_count", 2u);
-  if (is({"qwen3moe", "gpt-oss"})) w.set(a + "expert_feed_forward_length", 12u);
-  if (is({"gemma2", "gemma3", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window", 16u);
-  if (is({"gemma3", "gemma2", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window_pattern", 2u);
+  if (own_width) w.set(a + "expert_feed_forward_length", 12u);
+  if (cohere || is({"gemma2", "gemma3", "gpt-oss", "olmo2"}))
+    w.set(a + "attention.sliding_window", 16u).set(a + "attention.sliding_window_pattern", 2u);
+  if (cohere || is({"minicpm"})) w.set(a + "logit_scale", 8.0f);
   if (is({"granite", "granitemoe"}))
     w.set(a + "embedding_scale", 12.0f)
         .set(a + "residual_scale", 0.25f)
@@ -52,10 +56,12 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
   add("output_norm.weight", {8});
   add("output.weight", {8, 6});
   for (const std::string block : {"blk.0.", "blk.1."}) {
-    if (!is({"olmo2"})) add(block + "attn_norm.weight", {8});
-    if (!is({"olmo2", "gpt-oss"})) add(block + "ffn_norm.weight", {8});
-    if (is({"gemma2", "gemma3", "olmo2", "gpt-oss"})) add(block + "post_attention_norm.weight", {8});
-    if (is({"gemma2", "gemma3", "olmo2"})) add(block + "post_ffw_norm.weight", {8});
+    if (!is({"olmo2", "exaone4"})) add(block + "attn_norm.weight", {8});
+    if (!cohere && !is({"olmo2", "exaone4", "gpt-oss", "seed_oss", "glm4moe"}))
+      add(block + "ffn_norm.weight", {8});
+    if (is({"gemma2", "gemma3", "olmo2", "exaone4", "glm4", "gpt-oss", "seed_oss", "glm4moe"}))
+      add(block + "post_attention_norm.weight", {8});
+    if (is({"gemma2", "gemma3", "olmo2", "exaone4", "glm4"})) add(block + "post_ffw_norm.weight", {8});
     if (architecture == "phi3") {
       add(block + "attn_qkv.weight", {8, 16});
       add(block + "ffn_up.weight", {8, 24});
@@ -63,20 +69,22 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
       add(block + "attn_q.weight", {8, 8});
       add(block + "attn_k.weight", {8, 4});
       add(block + "attn_v.weight", {8, 4});
-      if (!experts) add(block + "ffn_gate.weight", {8, 12});
-      if (!experts) add(block + "ffn_up.weight", {8, 12});
+      if (is({"glm4"})) add(block + "ffn_up.weight", {8, 24});
+      if (!experts && !is({"glm4"})) add(block + "ffn_gate.weight", {8, 12});
+      if (!experts && !is({"glm4"})) add(block + "ffn_up.weight", {8, 12});
     }
     if (architecture == "qwen2") {
       add(block + "attn_q.bias", {8});
       add(block + "attn_k.bias", {4});
       add(block + "attn_v.bias", {4});
     }
-    if (is({"qwen3", "qwen3moe", "gemma3", "olmo2"})) {  // those of olmo2 cover all heads together
+    if (is({"qwen3", "qwen3moe", "gemma3", "exaone4", "olmo2"})) {  // those of olmo2 cover all heads together
       add(block + "attn_q_norm.weight", {is({"olmo2"}) ? 8u : 4u});
       add(block + "attn_k_norm.weight", {4});
     }
     if (experts) {
       add(block + "ffn_gate_inp.weight", {8, experts});
+      if (is({"glm4moe"})) add(block + "exp_probs_b.bias", {experts});
       add(block + "ffn_gate_exps.weight", {8, 12, experts});
       add(block + "ffn_up_exps.weight", {8, 12, experts});
       add(block + "ffn_down_exps.weight", {12, 8, experts});

@@ -82,7 +82,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
         data<float>(o.q) + uint64_t(first_row + row) * p.row_stride + head * p.group * p.head_dim;
     for (uint32_t h = 0; h < p.group; ++h, ++vector) {
       write_scaled(q + h * p.head_dim, p.scale * kLog2E, p.head_dim, t.q + vector * width);
-      rope.rotate(t.q + vector * width, t.angles);
+      rope.rotate_query(t.q + vector * width, t.angles, p.head_dim);
       std::fill_n(t.out + vector * width, width, 0.0f);
       if (!first_pass) std::memcpy(t.out + vector * width, y(row, h), p.head_dim * sizeof(float));
       const LogSum before =
@@ -142,14 +142,23 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
   // Under kRopeList, a tile's keys rotate by their index in the tile, and the query rotates by the remaining
   // difference. The model's attention factor applies to both sides, but the low half of the table does not
   // contain it.
+  // Queries with weights rotate to their position first, and then back by that of the tile.
+  const bool weighted = rope.query_weight;
+  if (weighted || !by_list) {
+    rope.angles(by_list ? list.count - 1 : static_cast<uint32_t>(ctx.step.position), t.angles);
+    for (uint32_t h = 0; h < p.group; ++h) rope.rotate_query(t.q + h * width, t.angles, p.head_dim);
+    std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
+  }
   const float factor = by_list ? rope.factor() : 1;
-  const auto rotate_queries = [&](uint32_t position) {
-    rope.angles(position, t.angles);
-    for (uint32_t i = 0; i < p.rope.n_rot; ++i) t.angles[i] *= factor;
+  const auto rotate_queries_for_tile = [&](uint32_t first_key) {
+    rope.angles(weighted ? first_key : list.count - 1 - first_key, t.angles);
+    if (weighted)
+      rope.invert(t.angles);
+    else
+      for (uint32_t i = 0; i < p.rope.n_rot; ++i) t.angles[i] *= factor;
     std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
     for (uint32_t h = 0; h < p.group; ++h) rope.rotate(t.rotated + h * width, t.angles);
   };
-  if (!by_list) rotate_queries(static_cast<uint32_t>(ctx.step.position));
   std::fill_n(t.out, p.group * width, 0.0f);
   std::fill_n(t.peak, p.group, -kInfinity);
   std::fill_n(t.sum, p.group, 0.0f);
@@ -170,7 +179,7 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
     k_rows.format.load_tile(k, keys, p.head_dim, t.keys);
     if (by_list) {
       kernels.rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
-      rotate_queries(list.count - 1 - key);
+      rotate_queries_for_tile(key);
     }
     std::fill_n(t.visible, p.group, keys);
     kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);

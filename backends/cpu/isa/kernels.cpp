@@ -198,19 +198,33 @@ void multiply(const float* x, size_t x_stride, uint32_t x_rows, const float* pan
 
 // ---- elementwise ----
 
-void rms_norm(const float* x, const float* weight, uint32_t n, float eps, bool add, float* y) {
+float mean_of(const float* x, uint32_t n) {
   Vec sums[4] = {};
   float rest = 0;
   uint32_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (int v = 0; v < 4; ++v) sums[v] += load(x + i + v * kLanes) * load(x + i + v * kLanes);
-  for (; i < n; ++i) rest += x[i] * x[i];
+    for (int v = 0; v < 4; ++v) sums[v] += load(x + i + v * kLanes);
+  for (; i < n; ++i) rest += x[i];
+  return (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / static_cast<float>(n);
+}
+
+void rms_norm(const float* x, const float* weight, uint32_t n, float eps, bool center, bool add, float* y) {
+  const float middle = center ? mean_of(x, n) : 0;
+  Vec sums[4] = {};
+  float rest = 0;
+  uint32_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int v = 0; v < 4; ++v) {
+      const Vec distance = load(x + i + v * kLanes) - middle;
+      sums[v] += distance * distance;
+    }
+  for (; i < n; ++i) rest += (x[i] - middle) * (x[i] - middle);
   const float mean = (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / static_cast<float>(n);
   const float scale = 1.0f / __builtin_sqrtf(mean + eps);
-  if (add)
-    for (i = 0; i < n; ++i) y[i] += x[i] * scale * weight[i];
-  else
-    for (i = 0; i < n; ++i) y[i] = x[i] * scale * weight[i];
+  for (i = 0; i < n; ++i) {
+    const float normed = (x[i] - middle) * scale * (weight ? weight[i] : 1);
+    y[i] = add ? y[i] + normed : normed;
+  }
 }
 
 // tanh(x) = 2 sigmoid(2 x) - 1, with an error of up to 2^-23.

@@ -35,7 +35,7 @@ struct MarkedRows {
       for (uint32_t h = 0; h < p.group; ++h, from += p.head_dim, ++count) {
         float* q = t.q + uint64_t(count) * width;
         for (uint32_t c = 0; c < p.head_dim; ++c) q[c] = from[c] * p.scale;
-        rope.rotate(q, t.angles);
+        rope.rotate_query(q, t.angles, p.head_dim);
         each(row, h, count);
       }
     }

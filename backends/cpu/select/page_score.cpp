@@ -34,9 +34,11 @@ void page_score(const Context& ctx, const PageScore& o) {
     const float* from = data<float>(o.q) + uint64_t(first_query + query) * p.head_dim;
     float* q = shared.q + uint64_t(query) * width;
     for (uint32_t c = 0; c < p.head_dim; ++c) q[c] = from[c] * p.scale;
-    if (p.rope.mode != kRopeOriginal) return;
-    rope.angles(static_cast<uint32_t>(ctx.step.position), t.angles);
-    rope.rotate(q, t.angles);
+    if (p.rope.mode == kRopeOriginal) {
+      rope.angles(static_cast<uint32_t>(ctx.step.position), t.angles);
+      rope.rotate(q, t.angles);
+    }
+    rope.weigh(q, p.head_dim);
   });
 
   const uint32_t items = static_cast<uint32_t>(ceil_div(last - begin, kTiles * kTileKeys));

@@ -101,13 +101,24 @@ struct HeadWork {
     const uint32_t dh = o.p.head_dim;
     const Rope rope(o.rope, o.p.rope);
     uint32_t position = query_position(ctx.step, span, row, o.p.rope.mode);
-    if (by_place()) position -= std::min(position, entry_of(span, tile * kTileKeys));
+    const uint32_t begin = by_place() ? std::min(position, entry_of(span, tile * kTileKeys)) : 0;
+    // Queries with weights rotate to their position first, and back by that of the tile.
+    const bool back = by_place() && rope.query_weight;
+    if (!back) position -= begin;
     rope.angles(position, t.angles);
-    if (by_place())  // the low half of the table, used for the keys, lacks the model's attention factor
+    if (by_place() &&
+        !back)  // the low half of the table, used for the keys, lacks the model's attention factor
       for (uint32_t i = 0; i < o.p.rope.n_rot; ++i) t.angles[i] *= rope.factor();
     const float* from = data<float>(o.q) + uint64_t(row) * o.p.row_stride + head * o.p.group * dh;
     for (uint32_t h = 0; h < o.p.group; ++h, q += padded_width(dh), from += dh) {
       for (uint32_t c = 0; c < dh; ++c) q[c] = from[c] * o.p.scale;
+      rope.rotate_query(q, t.angles, dh);
+    }
+    if (!back) return;
+    rope.angles(begin, t.angles);
+    rope.invert(t.angles);
+    for (uint32_t h = 0; h < o.p.group; ++h) {
+      q -= padded_width(dh);
       rope.rotate(q, t.angles);
     }
   }

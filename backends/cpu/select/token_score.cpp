@@ -26,7 +26,7 @@ static void mean_query(const Context& ctx, const TokenScore& o, uint32_t head, f
     std::memcpy(tile.q, data<float>(o.q) + uint64_t(row) * p.row_stride + head * p.head_dim,
                 p.head_dim * sizeof(float));
     rope.angles(first + row, tile.angles);
-    rope.rotate(tile.q, tile.angles);
+    rope.rotate_query(tile.q, tile.angles, p.head_dim);
     for (uint32_t c = 0; c < p.head_dim; ++c) mean[c] += tile.q[c];
   }
   const float factor = p.scale / static_cast<float>(ctx.step.n_rows);

@@ -1,4 +1,5 @@
-// rms_norm: divides each vector by its root mean square and multiplies it by a weight.
+// rms_norm: divides each vector by its root mean square and multiplies it by a weight. It may first subtract
+// the vector's mean.
 #include <algorithm>
 
 #include "backends/cuda/kernel.cuh"
@@ -17,6 +18,11 @@ __device__ float scaled(float x, float scale, float weight) { return x * scale *
 __device__ float4 scaled(float4 x, float scale, float4 weight) {
   return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
 }
+
+__device__ float total(float x) { return x; }
+__device__ float total(float4 x) { return (x.x + x.y) + (x.z + x.w); }
+__device__ float less(float x, float mean) { return x - mean; }
+__device__ float4 less(float4 x, float mean) { return {x.x - mean, x.y - mean, x.z - mean, x.w - mean}; }
 
 __device__ float sum_of(float a, float b) { return a + b; }
 __device__ float4 sum_of(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
@@ -54,14 +60,27 @@ __global__ void __launch_bounds__(kMostThreads)
   if (row >= row_count(*step, p.rows)) return;
   x += uint64_t(row) * strides.x_row + uint64_t(vector % p.groups) * strides.x_group;
   y += uint64_t(row) * strides.y_row + uint64_t(vector % p.groups) * cols;
-  float sum = 0;
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
     if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held[j] = x[c];
+  float mean = 0;
+  if (p.center) {
+    float all = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kHeld; ++j)
+      if (threadIdx.x + j * blockDim.x < cols) all += total(held[j]);
+    for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) all += total(x[c]);
+    mean = row_sum(all) / static_cast<float>(p.cols);
+    if (blockDim.x != kWarp) __syncthreads();  // the next sum is shared in the same memory
+#pragma unroll
+    for (uint32_t j = 0; j < kHeld; ++j) held[j] = less(held[j], mean);
+  }
+  float sum = 0;
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
     if (threadIdx.x + j * blockDim.x < cols) sum += squares(held[j]);
-  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) sum += squares(x[c]);
+  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x)
+    sum += squares(less(x[c], mean));
   const float scale = rms_scale(row_sum(sum), p.cols, p.eps);
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
@@ -70,7 +89,7 @@ __global__ void __launch_bounds__(kMostThreads)
       y[c] = p.add ? sum_of(y[c], normed) : normed;
     }
   for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) {
-    const Vec normed = scaled(x[c], scale, weight[c]);
+    const Vec normed = scaled(less(x[c], mean), scale, weight[c]);
     y[c] = p.add ? sum_of(y[c], normed) : normed;
   }
 }

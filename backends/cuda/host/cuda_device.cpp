@@ -101,6 +101,7 @@ struct TakesTypes {
   }
   // Arrays of one layer have one format; a chunk may be empty.
   static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
+  bool operator()(const RmsNorm& op) const { return bool(op.weight); }
   bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const KvView& op) const {
     return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
@@ -246,7 +247,9 @@ class CudaDevice : public Device {
     return cuda::open_stream(state_, info_, workspace, heads);
   }
 
-  bool supports(const Op& op) const override { return has_op(op, kOnCuda) && std::visit(TakesTypes(), op); }
+  bool supports(const Op& op) const override {
+    return has_op(op, kOnCuda) && !weighs_queries(op) && std::visit(TakesTypes(), op);
+  }
 
   Result<Rates> measure() override {
     THIMBLE_TRY(state_->use());

@@ -13,7 +13,9 @@ void rms_norm(Recording& r, const RmsNorm& op) {
       ((op.x.offset | op.weight.offset | op.y.offset) / sizeof(float) | op.p.row_stride | op.p.cols) %
           kQuad ==
       0;
-  r.dispatch(Shader::kRmsNorm, {threads, static_cast<uint32_t>(ceil_div(quads, threads)), in_quads, op.p.add},
+  r.dispatch(Shader::kRmsNorm,
+             {threads, static_cast<uint32_t>(ceil_div(quads, threads)), in_quads, op.p.add, op.p.center,
+              op.weight ? 1u : 0u},
              {reads(op.x), reads(op.weight), writes(op.y)}, op.p, op.p.groups, r.most_rows(op.p.rows));
 }
 

@@ -30,6 +30,15 @@ float rotated(uint channel, float x, float partner, vec2 angle) {
   return x * angle.x + (is_second(channel) ? partner : -partner) * angle.y;
 }
 
+// The weight of a channel of rotated queries.
+float query_weight(uint channel) {
+  return ROPE.query_weight == 0 ? 1 : rope_table[ROPE_BASE + ROPE.query_weight + channel];
+}
+vec2 query_weights(uvec2 channels) { return vec2(query_weight(channels.x), query_weight(channels.y)); }
+// A pair of channels after a rotation by `angle`, or back by it.
+vec2 rotated_pair(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }
+vec2 rotated_back(vec2 x, vec2 angle) { return rotated_pair(x, vec2(angle.x, -angle.y)); }
+
 // The two channels of pair i; from n_rot / 2 on, of any two channels.
 uvec2 channels_of(uint i) {
   return ROPE.pairing == kRopeAdjacent || i >= rope_pairs() ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + rope_pairs());

@@ -56,7 +56,7 @@ layout(push_constant) uniform Push {
 // token's code must stay in the instruction caches (gpt-oss-20b after 32K tokens on an H200: 300.5 instead of
 // 296.6 tokens/s).
 #define kHasList (push.p.list_capacity != 0)
-#define ROPE RopeParams(kMode, kPairing, kRotating)
+#define ROPE RopeParams(kMode, kPairing, kRotating, push.p.rope.query_weight)
 #define ROPE_BASE push.base[4]
 #include "../rope.glsl"
 #define LIST_BASE push.base[3]
@@ -178,7 +178,7 @@ void main() {
   // The first channel of the first query
   const uint query_channel = (head * push.p.group + first_head) * kHeadDim;
   const uint query_row = push.base[0] + query_channel;
-  rotate_queries(query_row, heads, kByList ? count - 1 - first : uint(step.position));
+  rotate_queries(query_row, heads, count, first);
   vec4 cosines[kKeysEach * kUnitsEach], sines[kKeysEach * kUnitsEach];
   [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
     const uint unit = side + kSides * (i % kUnitsEach);
@@ -253,7 +253,7 @@ void main() {
       }
       if (gl_SubgroupInvocationID == 0) shrinks[h] = shrink;
     }
-    if (more && kByList) rotate_queries(query_row, heads, count - 1 - next);
+    if (more && kByList) rotate_queries(query_row, heads, count, next);
     barrier();
 
     if (tile != first)
@@ -272,7 +272,7 @@ void main() {
     if (next >= count) break;
     if (kOnce) {
       if (thread < kTile) entries[next_slot + thread] = list_entry(head, min(next + thread, count - 1));
-      if (kByList) rotate_queries(query_row, heads, count - 1 - next);
+      if (kByList) rotate_queries(query_row, heads, count, next);
       barrier();
       fetch_keys(k_start, next_slot);
       fetch_values(v_start, next_slot);

@@ -58,12 +58,16 @@ uvec2 load_quad(uint row, uint quad) {
   return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
 
-// Rotates the queries, the first of which begins at `row`. There is no branch that would delay later loads.
-void rotate_queries(uint row, uint heads, uint position) {
+// Rotates the queries, the first of which begins at `row`, for the tile that begins with list entry `first_key`
+// of `count`. Queries with weights rotate to their position first, and then back by that of the tile. There is
+// no branch that would delay later loads.
+void rotate_queries(uint row, uint heads, uint count, uint first_key) {
+  const bool weighted = ROPE.query_weight != 0;
+  const uint position = kByList ? count - 1 - (weighted ? 0 : first_key) : uint(step.position);
   const uint kPairs = kUnits * 4;
   // The model's attention factor applies to query and key, but the low half of the table, which rotates keys,
   // lacks it.
-  const float factor = kByList && rope_pairs() > 0 ? rope_factor() : 1;
+  const float factor = kByList && !weighted && rope_pairs() > 0 ? rope_factor() : 1;
   [[unroll]] for (uint first = 0; first < kHeads * kPairs; first += kThreads) {
     const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;
     const uint from = row + min(h, heads - 1) * kHeadDim;
@@ -73,7 +77,12 @@ void rotate_queries(uint row, uint heads, uint position) {
     const vec2 angle = pair < rope_pairs() ? rope_angle(position, pair) * factor : vec2(1, 0);
     if (first + gl_LocalInvocationIndex >= kHeads * kPairs) continue;
     const uint to = h * 2 * kUnits + pair / 4;
-    room[to][pair % 4] = x * angle.x - y * angle.y;
-    room[to + kUnits][pair % 4] = x * angle.y + y * angle.x;
+    vec2 turned = rotated_pair(vec2(x, y), angle);
+    if (weighted && there) {
+      turned *= query_weights(channels_of(pair));
+      if (kByList && pair < rope_pairs()) turned = rotated_back(turned, rope_angle(first_key, pair));
+    }
+    room[to][pair % 4] = turned.x;
+    room[to + kUnits][pair % 4] = turned.y;
   }
 }

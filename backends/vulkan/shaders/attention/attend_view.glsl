@@ -66,7 +66,7 @@ float query_channel(uint vector, uint c, uint position) {
   const uint at = push.base[0] + row_of(vector) * push.p.row_stride + query_head(vector) * kHeadDim;
   float x = q[at + c];
   if (c < push.p.rope.n_rot) x = rotated(c, x, q[at + partner_of(c)], rope_angle(position, pair_of(c)));
-  return x * (push.p.scale * kLog2E);
+  return x * query_weight(c) * (push.p.scale * kLog2E);
 }
 
 // A unit of a row of the view; channels after the head's are zeros.

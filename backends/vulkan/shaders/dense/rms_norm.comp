@@ -1,6 +1,6 @@
 #version 450
-// rms_norm: a workgroup divides a vector by its root mean square and multiplies it by a weight. A thread
-// keeps its quads of the vector in registers, because a single row has no other work to hide a second read.
+// rms_norm: a workgroup divides a vector by its root mean square and multiplies it by a weight. It may first
+// subtract the vector's mean. A thread keeps its quads of the vector in registers, because a single row has no other work to hide a second read.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
@@ -13,6 +13,8 @@ layout(constant_id = 1) const uint kEach = 1;         // the most quads per thre
 // All vectors begin at whole quads and consist of whole quads
 layout(constant_id = 2) const bool kInQuads = false;
 layout(constant_id = 3) const bool kAdds = false;
+layout(constant_id = 4) const bool kCenters = false;
+layout(constant_id = 5) const bool kHasWeight = true;
 
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
@@ -31,7 +33,7 @@ void main() {
   const uint at = row * push.p.row_stride + gl_WorkGroupID.x * cols;
   const uint from = push.base[0] + at, of_weight = push.base[1], to = push.base[2] + at;
   vec4 quads[kEach];
-  float squares = 0;
+  float squares = 0, sum = 0;
   [[unroll]] for (uint i = 0; i < kEach; ++i) {
     const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
     quads[i] = vec4(0);
@@ -40,18 +42,30 @@ void main() {
     } else {
       for (uint k = 0; k < 4 && c + k < cols; ++k) quads[i][k] = x[from + c + k];
     }
-    squares += dot(quads[i], quads[i]);
+    if (kCenters)
+      sum += (quads[i].x + quads[i].y) + (quads[i].z + quads[i].w);
+    else
+      squares += dot(quads[i], quads[i]);
+  }
+  if (kCenters) {
+    const float mean = group_sum(sum) / float(cols);
+    [[unroll]] for (uint i = 0; i < kEach; ++i) {
+      const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
+      [[unroll]] for (uint k = 0; k < 4; ++k)
+        if (c + k < cols) quads[i][k] -= mean;  // the rest stays 0
+      squares += dot(quads[i], quads[i]);
+    }
   }
   const float scale = inversesqrt(group_sum(squares) / float(cols) + push.p.eps);
   [[unroll]] for (uint i = 0; i < kEach; ++i) {
     const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
     if (kInQuads) {
       if (c >= cols) continue;
-      const vec4 normed = quads[i] * scale * weight_quads[(of_weight + c) / 4];
+      const vec4 normed = quads[i] * scale * (kHasWeight ? weight_quads[(of_weight + c) / 4] : vec4(1));
       y_quads[(to + c) / 4] = kAdds ? y_quads[(to + c) / 4] + normed : normed;
     } else {
       for (uint k = 0; k < 4 && c + k < cols; ++k) {
-        const float normed = quads[i][k] * scale * weight[of_weight + c + k];
+        const float normed = quads[i][k] * scale * (kHasWeight ? weight[of_weight + c + k] : 1);
         y[to + c + k] = kAdds ? y[to + c + k] + normed : normed;
       }
     }

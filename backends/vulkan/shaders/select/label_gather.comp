@@ -64,6 +64,7 @@ void main() {
     const uint query = i / dim, c = i % dim, start = push.base[0] + row * push.p.row_stride + query * dim;
     float z = q[start + c];
     if (c < push.p.rope.n_rot) z = rotated(c, z, q[start + partner_of(c)], rope_angle(position, pair_of(c)));
+    z *= query_weight(c);
     const uint vector = query / group * push.max_rows * group + before * group + query % group;
     queries[push.base[4] + vector * dim + c] = z * push.p.scale;
   }

@@ -46,8 +46,6 @@ float channel_of(HeadState own, uint entry, uint channel) {
   return kv_channel(chunk_k[push.base[2] + row * KV_ROW_WORDS(kHeadDim) + channel / 2], channel);
 }
 
-vec2 turn(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }
-
 // Loads rotated and scaled queries from the first one on; a vector is a query head of a row.
 void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint count) {
   for (uint i = gl_LocalInvocationIndex; i < count * kHeadDim / 2; i += kQueryScoreTile) {
@@ -56,7 +54,8 @@ void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint cou
                       (head * push.p.group + (first + v) % push.p.group) * kHeadDim;
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(q[from + channels.x], q[from + channels.y]) * push.p.scale;
-    if (pair < rope_pairs()) x = turn(x, rope_angle(query_position(step, span, row, ROPE.mode), pair));
+    if (pair < rope_pairs()) x = rotated_pair(x, rope_angle(query_position(step, span, row, ROPE.mode), pair));
+    x *= query_weights(channels);
     turned[v][channels.x] = x.x;
     turned[v][channels.y] = x.y;
   }
@@ -68,7 +67,7 @@ void multiply(HeadState own, uint entry, out float logits[kVectors]) {
   for (uint pair = 0; pair < kHeadDim / 2; ++pair) {
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(channel_of(own, entry, channels.x), channel_of(own, entry, channels.y));
-    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = turn(x, rope_angle(entry, pair));
+    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = rotated_pair(x, rope_angle(entry, pair));
     for (uint v = 0; v < kVectors; ++v) logits[v] += x.x * turned[v][channels.x] + x.y * turned[v][channels.y];
   }
   if (push.p.cap != 0)

@@ -60,21 +60,26 @@ uint vector_of(uint i) { return gl_LocalInvocationIndex / kQueryScoreTile + i * 
 // Where the sums of a vector begin.
 uint sums_of(uint vector) { return push.base[5] + (gl_WorkGroupID.y * push.p.group + vector) * kQueryScoreSums; }
 
-vec2 turn(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }
-
 // Rotates and scales the queries from the first one on for a tile. Under kRopeList, keys rotate by their
 // index in the tile, so 64 rows of the table suffice for all of them, and queries rotate by the remaining
-// difference.
+// difference. Queries with weights rotate to their position first, and then back by that of the tile.
 void turn_queries(uint tile, uint first) {
   const bool by_place = ROPE.mode == kRopeList;
   uint position = query_position(step, span, 0, ROPE.mode);
-  if (by_place) position -= min(position, entry_of(span, tile * kQueryScoreTile));
+  const bool weighted = ROPE.query_weight != 0;
+  const uint begin = by_place ? min(position, entry_of(span, tile * kQueryScoreTile)) : 0;
+  if (!weighted) position -= begin;
   for (uint i = gl_LocalInvocationIndex; i < kVectors * kHeadDim / 2; i += kThreads) {
     const uint v = i / (kHeadDim / 2), pair = i % (kHeadDim / 2);
     const uint from = push.base[0] + (head * push.p.group + min(first + v, push.p.group - 1)) * kHeadDim;
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(q[from + channels.x], q[from + channels.y]) * push.p.scale;
-    if (pair < rope_pairs()) x = turn(x, rope_angle(position, pair) * (by_place ? rope_factor() : 1));  // a place has none
+    if (pair < rope_pairs())  // a place lacks the model's attention factor
+      x = rotated_pair(x, rope_angle(position, pair) * (by_place && !weighted ? rope_factor() : 1));
+    if (weighted) {
+      x *= query_weights(channels);
+      if (by_place && pair < rope_pairs()) x = rotated_back(x, rope_angle(begin, pair));
+    }
     turned[v][channels.x] = x.x;
     turned[v][channels.y] = x.y;
   }
@@ -102,7 +107,7 @@ void multiply(uint tile) {
     [[unroll]] for (uint e = 0; e < kEntries; ++e) {
       const uvec2 at = rows[e] + c / 2, words = pooled[e] ? uvec2(k[at.x], k[at.y]) : uvec2(chunk_k[at.x], chunk_k[at.y]);
       vec2 key = vec2(kv_channel(words.x, c.x), kv_channel(words.y, c.y));
-      if (turns) key = turn(key, rope_row(first_entry + e, pair));
+      if (turns) key = rotated_pair(key, rope_row(first_entry + e, pair));
       sum[e] += key.x * x + key.y * y;
     }
   }

@@ -24,8 +24,9 @@ layout(push_constant) uniform Push {
 // Channel c of a query head, counted from the first of first_head, after rotation.
 float rotated_channel(uint row, uint query, uint c) {
   const uint at = push.base[0] + row * push.p.row_stride + (push.p.first_head * push.p.group + query) * push.p.head_dim;
-  if (c >= push.p.rope.n_rot) return q[at + c];
-  return rotated(c, q[at + c], q[at + partner_of(c)], rope_angle(score_position() + row, pair_of(c)));
+  float x = q[at + c];
+  if (c < push.p.rope.n_rot) x = rotated(c, x, q[at + partner_of(c)], rope_angle(score_position() + row, pair_of(c)));
+  return x * query_weight(c);
 }
 
 // One thread per channel of one query head, for the rows of slice gl_WorkGroupID.y.

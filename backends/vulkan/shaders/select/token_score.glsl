@@ -47,7 +47,7 @@ layout(push_constant) uniform Push {
   uint base[10];
 } push;
 
-#define ROPE RopeParams(kMode, kPairing, kRotating)
+#define ROPE RopeParams(kMode, kPairing, kRotating, push.p.rope.query_weight)
 #define ROPE_BASE push.base[3]
 #include "../rope.glsl"
 #include "../last_group.glsl"

@@ -25,6 +25,7 @@ void rotate_queries(uint first_query, uint heads) {
     angle.x /= float(step.n_rows);
   else if (pair < rope_pairs() && rotates_query())
     angle = rope_angle(score_position(), pair) * push.p.scale;
+  const vec2 weights = kSummed || pair >= kHeadDim / 2 ? vec2(1) : query_weights(channels);  // summed ones have them
   vec2 x[kQueriesEach];
   [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
     const uint query = first_query + min(first_head + kAtOnce * j, heads - 1);
@@ -42,8 +43,9 @@ void rotate_queries(uint first_query, uint heads) {
   [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
     const uint h = first_head + kAtOnce * j;
     if (h >= kHeads) continue;
-    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = x[j].x * angle.x - x[j].y * angle.y;
-    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = x[j].x * angle.y + x[j].y * angle.x;
+    const vec2 turned = rotated_pair(x[j], angle) * weights;
+    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = turned.x;
+    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = turned.y;
   }
 }
 
