@@ -65,7 +65,7 @@ __device__ float convolve(const StepParams& s, const Convolution& conv, uint32_t
 // kConvolves: for a single row, whose vectors are made by `conv`. kBlocks: 1, or those of a head, which are a
 // cluster that makes the norm, too.
 template <uint32_t kWidth, bool kConvolves, uint32_t kBlocks>
-__global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads)
+__global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     delta_steps_kernel(const StepParams* step, DeltaNetParams p, DeltaOperands o, bool chunks,
                        Convolution conv, Norm norm) {
   constexpr uint32_t kParts = kWidth / kWarp;            // of 32 rows
