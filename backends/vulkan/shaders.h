@@ -34,6 +34,9 @@ namespace thimble::vulkan {
   X(AddExperts, "dense/add_experts", "") \
   X(Activation, "dense/activation", "") \
   X(ShortConv, "mixers/short_conv", "") \
+  X(DeltaStep, "mixers/delta_step", "") \
+  X(GatedNorm, "mixers/gated_norm", "") \
+  X(Gate, "mixers/gate", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \

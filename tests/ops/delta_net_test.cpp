@@ -288,8 +288,7 @@ class DeltaNets : public OpTest {
     expect_state(state(net, t.heads, 1), reference);
   }
 };
-THIMBLE_OP_TESTS_WITH(DeltaNets, DeltaNet);
-INSTANTIATE_TEST_SUITE_P(InParts, DeltaNets, ::testing::Values(kCpuInParts), device_test_name);
+THIMBLE_SHARED_OP_TESTS(DeltaNets);
 
 TEST_P(DeltaNets, FollowTheRecurrence) {
   std::vector<Heads> all{{1, 1, 64, true}, {2, 6, 64, true}, {2, 6, 32, false}, {2, 2, 96, true}};

@@ -9,7 +9,7 @@ namespace {
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 class Gates : public OpTest {};
-THIMBLE_OP_TESTS_WITH(Gates, GatedNorm);
+THIMBLE_OP_TESTS(Gates);
 
 TEST_P(Gates, NormBeforeOrAfterTheGate) {
   struct Shape {
@@ -106,8 +106,10 @@ TEST_P(Gates, MultiplyBySigmoids) {
             const size_t of = size_t{row} * p.g_stride + p.g_column + size_t{i / cols} * p.g_group_stride +
                               (g_cols == 1 ? 0 : i % cols);
             const double want = double{x[at]} * sigmoid(double{g[of]});
-            // The exponential is off by 2^-22; a sum, a quotient and a product are rounded.
-            ASSERT_NEAR(double{got[at]}, want, std::fabs(want) * 8 * 0x1p-24) << "row " << row << ", " << i;
+            // The exponential is off by 2^-22, and a quotient by 2.5 ulp, as Vulkan allows. A sum and a
+            // product are rounded.
+            ASSERT_NEAR(double{got[at]}, want, std::fabs(want) * (4 + 5 + 2) * 0x1p-24)
+                << "row " << row << ", " << i;
           }
         for (uint32_t row = 0; row < kMaxRows; ++row) {
           const size_t end = size_t{row} * p.x_stride + (row < kRows ? groups * cols : 0);

@@ -40,8 +40,8 @@ class ShortConvs : public OpTest {
       return row < 0 ? 0 : x[i] * times[i];
     }
     // y, and its largest error. Every term is rounded in u, in w u, in each of at most `taps` + 1 sums, and
-    // in the product with the gate. silu is nowhere steeper than 1.1; its exponential is off by 2^-22, and a
-    // sum and a quotient are rounded.
+    // in the product with the gate. silu is nowhere steeper than 1.1; its exponential is off by 2^-22, its
+    // quotient by 2.5 ulp, as Vulkan allows, and a sum and a product are rounded.
     struct Value {
       double y, error;
     };
@@ -58,7 +58,7 @@ class ShortConvs : public OpTest {
       const double error = size * (taps + 4) * 0x1p-24;
       if (!kind.silu) return {g * sum, std::fabs(g) * error};
       const double y = sum / (1 + std::exp(-sum));
-      return {g * y, std::fabs(g) * (1.1 * error + std::fabs(y) * 8 * 0x1p-24)};
+      return {g * y, std::fabs(g) * (1.1 * error + std::fabs(y) * (4 + 5 + 2) * 0x1p-24)};
     }
   };
 
@@ -179,12 +179,8 @@ THIMBLE_OP_TESTS(ShortConvs);
 
 TEST_P(ShortConvs, AddTheLastRowsOfEachChannel) { expect_sums(kGated); }
 
-// Devices of which some lack these kinds: so far those of Vulkan, as they lack delta_net.
-class ShortConvKinds : public ShortConvs {};
-THIMBLE_OP_TESTS_WITH(ShortConvKinds, DeltaNet);
-
-TEST_P(ShortConvKinds, PassTheirSumsThroughSilu) { expect_sums(kSilu); }
-TEST_P(ShortConvKinds, AddABias) { expect_sums(kBiased); }
+TEST_P(ShortConvs, PassTheirSumsThroughSilu) { expect_sums(kSilu); }
+TEST_P(ShortConvs, AddABias) { expect_sums(kBiased); }
 
 // A program is replayed with other slots: bits do not depend on how a text is cut into steps.
 TEST_P(ShortConvs, GiveTheSameBitsForOneStepAndForSeveral) {

@@ -208,7 +208,8 @@ class Ssms : public OpTest {
     expect_state(state(net, t.of, 1), reference);
   }
 };
-INSTANTIATE_TEST_SUITE_P(On, Ssms, ::testing::Values("cpu", kCpuInParts), device_test_name);  // so far
+THIMBLE_OP_TESTS_WITH(Ssms, Ssm);
+INSTANTIATE_TEST_SUITE_P(InParts, Ssms, ::testing::Values(kCpuInParts), device_test_name);
 
 TEST_P(Ssms, FollowTheRecurrence) {
   std::vector<Heads> all{{1, 1, 16, 16}, {10, 2, 32, 64}, {3, 3, 80, 16}, {2, 1, 64, 256}};

@@ -18,10 +18,6 @@ bool scores(uint32_t head_dim, const Limits& l) {
 
 struct Supports {
   const Limits& limits;
-  bool operator()(const RmsNorm& o) const { return !o.p.x_row_stride && !o.p.x_group_stride; }
-  bool operator()(const ShortConv& o) const {
-    return !o.bias && o.p.act == kActNone && o.p.times_column != kNoColumn && o.p.gate_column != kNoColumn;
-  }
   // The shaders of experts read scales where biases would be, and matrices from multiples of 16 bytes on.
   bool operator()(const ExpertGlu& o) const {
     const bool aligned =

@@ -30,8 +30,8 @@ layout(push_constant) uniform Push {
 void main() {
   const uint row = gl_WorkGroupID.y, cols = push.p.cols;
   if (row >= row_count(push.p.rows)) return;
-  const uint at = row * push.p.row_stride + gl_WorkGroupID.x * cols;
-  const uint from = push.base[0] + at, of_weight = push.base[1], to = push.base[2] + at;
+  const uint from = push.base[0] + row * push.p.x_row_stride + gl_WorkGroupID.x * push.p.x_group_stride;
+  const uint to = push.base[2] + row * push.p.row_stride + gl_WorkGroupID.x * cols, of_weight = push.base[1];
   vec4 quads[kEach];
   float squares = 0, sum = 0;
   [[unroll]] for (uint i = 0; i < kEach; ++i) {
