@@ -4,9 +4,11 @@
 float exp_ulp(float x) {
   const float low = -87.336544, high = 88.37626;  // in this range 2^n is a normal number
   const float c = clamp(x, low, high);
-  // x = n ln 2 + r. ln 2 is split in two parts; the product of n and the first is exact.
+  // x = n ln 2 + r. ln 2 is split in two parts; the product of n and the first is exact, and so is the
+  // difference. They are no fma(), for which `precise` has no meaning: Mesa would put both parts together.
   const float n = roundEven(c * 1.44269504);
-  precise const float r = fma(n, -1.42860677e-6, fma(n, -0.693145752, c));
+  precise const float rest = c - n * 0.693145752;
+  precise const float r = fma(n, -1.42860677e-6, rest);
   // Taylor series up to r^7; the remainder is below 2^-27 for |r| <= ln 2 / 2.
   precise float p = fma(r, 1.0 / 5040, 1.0 / 720);
   p = fma(p, r, 1.0 / 120);
