@@ -35,6 +35,8 @@ namespace thimble::vulkan {
   X(Activation, "dense/activation", "") \
   X(ShortConv, "mixers/short_conv", "") \
   X(DeltaStep, "mixers/delta_step", "") \
+  X(DeltaPrepare, "mixers/delta_prepare", "") \
+  X(DeltaChunks, "mixers/delta_chunks", "") \
   X(GatedNorm, "mixers/gated_norm", "") \
   X(Gate, "mixers/gate", "") \
   X(KvAppend, "kv/kv_append", "") \

@@ -8,7 +8,8 @@ namespace thimble::test {
 namespace {
 
 constexpr uint32_t kSlots = 4;
-constexpr uint32_t kBehind = 5;  // floats of another state, which follows the matrices in each slot
+constexpr uint32_t kFewRows = 8;  // a program of so few rows takes them one by one, on GPUs
+constexpr uint32_t kBehind = 5;   // floats of another state, which follows the matrices in each slot
 constexpr double kUnit = 0x1p-24;
 
 struct Heads {
@@ -155,6 +156,22 @@ class DeltaNets : public OpTest {
   Net net_of(const Text& t, uint32_t max_rows, uint32_t slots = kSlots) {
     clear();
     const Heads& h = t.heads;
+    size_for({.layers = 1,
+              .d_model = 64,
+              .heads = 1,
+              .kv_heads = 1,
+              .head_dim = 64,
+              .d_ff = 64,
+              .vocab = 64,
+              .delta_keys = h.keys,
+              .delta_values = h.values,
+              .delta_width = h.width},
+             {.chunk = max_rows,
+              .run_capacity = 1,
+              .layer_entries = 1,
+              .reach = 1,
+              .view_capacity = 1,
+              .heads = 1});
     const uint32_t keys = h.keys * h.width, values = h.values * h.width;
     Net net;
     net.max_rows = max_rows;
@@ -279,20 +296,31 @@ class DeltaNets : public OpTest {
       }
     }
   }
-  // Runs the whole text in one step from zeros.
+  // Runs the whole text from zeros, in one step and in steps of a few rows.
   void expect_text(const Text& t) {
-    Net net = net_of(t, t.rows);
-    ASSERT_TRUE(net.program);
-    Reference reference(t);
-    expect_values(rows_of(net, t, 0, t.rows, kNoState, 1), reference, 0);
-    expect_state(state(net, t.heads, 1), reference);
+    for (const uint32_t rows : {t.rows, kFewRows}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows in a step");
+      Net net = net_of(t, rows);
+      ASSERT_TRUE(net.program);
+      Reference reference(t);
+      uint32_t from = kNoState;
+      for (uint32_t first = 0; first < t.rows; first += rows) {
+        const uint32_t to = from == 1 ? 2 : 1;
+        expect_values(rows_of(net, t, first, std::min(rows, t.rows - first), from, to), reference, first);
+        from = to;
+      }
+      expect_state(state(net, t.heads, from), reference);
+    }
   }
 };
 THIMBLE_SHARED_OP_TESTS(DeltaNets);
 
 TEST_P(DeltaNets, FollowTheRecurrence) {
   std::vector<Heads> all{{1, 1, 64, true}, {2, 6, 64, true}, {2, 6, 32, false}, {2, 2, 96, true}};
-  if (!is_slow()) all.insert(all.end(), {{16, 32, 128, true}, {4, 8, 128, false}});
+  if (is_slow())
+    all.push_back({1, 2, 128, false});
+  else
+    all.insert(all.end(), {{16, 32, 128, true}, {4, 16, 128, false}});
   for (const Heads& h : all) {
     Random random{h.values * 1000 + h.width};
     const uint32_t before = 5;  // rows of the text before the step that reads a slot
@@ -326,19 +354,38 @@ TEST_P(DeltaNets, CarryTheStateFromStepToStep) {
   Random random;
   const Heads h{2, 4, 64, true};
   const Text text(h, 300, random);
-  Net net = net_of(text, 128);
-  ASSERT_TRUE(net.program);
-  Reference reference(text);
-  uint32_t first = 0, from = kNoState;
-  for (const uint32_t rows : {1u, 1u, 2u, 5u, 1u, 8u, 16u, 33u, 3u, 64u, 1u, 128u, 37u}) {
-    SCOPED_TRACE(first);
-    const uint32_t to = from == 0 ? 1 : 0;
-    expect_values(rows_of(net, text, first, rows, from, to), reference, first);
-    expect_state(state(net, h, to), reference);
-    first += rows;
-    from = to;
+  for (const uint32_t most : {kFewRows, 128u}) {
+    SCOPED_TRACE(::testing::Message() << "a program of " << most << " rows");
+    Net net = net_of(text, most);
+    ASSERT_TRUE(net.program);
+    Reference reference(text);
+    uint32_t first = 0, from = kNoState;
+    for (uint32_t rows : {1u, 1u, 2u, 5u, 1u, 8u, 16u, 33u, 3u, 64u, 1u, 128u, 37u}) {
+      SCOPED_TRACE(first);
+      rows = std::min(rows, most);
+      const uint32_t to = from == 0 ? 1 : 0;
+      expect_values(rows_of(net, text, first, rows, from, to), reference, first);
+      expect_state(state(net, h, to), reference);
+      first += rows;
+      from = to;
+    }
   }
-  EXPECT_EQ(first, text.rows);
+}
+
+// GPUs divide a long step.
+TEST_P(DeltaNets, TakeManyRows) {
+  Random random;
+  const Heads h{1, 2, 32, true};
+  const Text text(h, 600, random);
+  Net net = net_of(text, 600);
+  ASSERT_TRUE(net.program);
+  for (const uint32_t rows : {600u, 513u, 512u, 257u, 256u, 5u}) {
+    SCOPED_TRACE(rows);
+    poison(net);
+    Reference reference(text);
+    expect_values(rows_of(net, text, 0, rows, kNoState, 1), reference, 0);
+    expect_state(state(net, h, 1), reference);
+  }
 }
 
 // Chunk borders depend on the text alone, if steps begin at multiples of a chunk.
@@ -350,7 +397,7 @@ TEST_P(DeltaNets, GiveTheSameBitsForOneStepAndForSeveral) {
   ASSERT_TRUE(net.program);
   const std::vector<float> whole = rows_of(net, text, 0, 200, kNoState, 3), after = state(net, h, 3);
   std::vector<uint32_t> borders{64, 128, 192};
-  if (GetParam().starts_with("cpu")) borders.insert(borders.end(), {32, 96, 160});  // of chunks of 32 rows
+  if (!GetParam().starts_with("cuda")) borders.insert(borders.end(), {32, 96, 160});  // of chunks of 32 rows
   for (const uint32_t border : borders) {
     SCOPED_TRACE(border);
     std::vector<float> cut = rows_of(net, text, 0, border, kNoState, 0);
@@ -365,14 +412,17 @@ TEST_P(DeltaNets, ReadAndWriteTheOnlySlot) {
   Random random;
   const Heads h{1, 2, 64, true};
   const Text text(h, 90, random);
-  Net net = net_of(text, 40, 1);
-  ASSERT_TRUE(net.program);
-  Reference reference(text);
-  uint32_t first = 0;
-  for (const uint32_t rows : {3u, 1u, 0u, 40u, 6u, 40u}) {
-    expect_values(rows_of(net, text, first, rows, first ? 0 : kNoState, 0), reference, first);
-    expect_state(state(net, h, 0), reference);
-    first += rows;
+  for (const uint32_t most : {kFewRows, 40u}) {
+    Net net = net_of(text, most, 1);
+    ASSERT_TRUE(net.program);
+    Reference reference(text);
+    uint32_t first = 0;
+    for (uint32_t rows : {3u, 1u, 0u, 40u, 6u, 40u}) {
+      rows = std::min(rows, most);
+      expect_values(rows_of(net, text, first, rows, first ? 0 : kNoState, 0), reference, first);
+      expect_state(state(net, h, 0), reference);
+      first += rows;
+    }
   }
 }
 
@@ -380,13 +430,15 @@ TEST_P(DeltaNets, CopyTheStateInAStepWithoutRows) {
   Random random;
   const Heads h{1, 2, 32, true};
   const Text text(h, 20, random);
-  Net net = net_of(text, 20);
-  ASSERT_TRUE(net.program);
-  rows_of(net, text, 0, 0, kNoState, 0);
-  EXPECT_EQ(state(net, h, 0), std::vector<float>(state_floats(h)));
-  rows_of(net, text, 0, 20, kNoState, 1);
-  rows_of(net, text, 0, 0, 1, 2);
-  EXPECT_EQ(state(net, h, 2), state(net, h, 1));
+  for (const uint32_t rows : {kFewRows, 20u}) {
+    Net net = net_of(text, rows);
+    ASSERT_TRUE(net.program);
+    rows_of(net, text, 0, 0, kNoState, 0);
+    EXPECT_EQ(state(net, h, 0), std::vector<float>(state_floats(h)));
+    rows_of(net, text, 0, rows, kNoState, 1);
+    rows_of(net, text, 0, 0, 1, 2);
+    EXPECT_EQ(state(net, h, 2), state(net, h, 1));
+  }
 }
 
 // For a token, a convolution, the delta_net that reads it, and the norm of what that writes may be launched
@@ -555,15 +607,17 @@ TEST_P(DeltaNets, KeepNaNInItsHead) {
   const Heads h{1, 3, 64, true};
   Text text(h, 40, random);
   text.v[(size_t{5} * 3 + 1) * 64 + 7] = std::numeric_limits<float>::quiet_NaN();
-  Net net = net_of(text, 40);
-  ASSERT_TRUE(net.program);
-  const std::vector<float> y = rows_of(net, text, 0, 40, kNoState, 0);
-  for (uint32_t row = 0; row < 40; ++row)
-    for (uint32_t c = 0; c < 3 * 64; ++c) {
-      // Products of tiles multiply what comes later by zeros.
-      if (rounds_delta(40) && c == 64 + 7 && row < 5) continue;
-      ASSERT_EQ(std::isnan(y[size_t{row} * 3 * 64 + c]), c == 64 + 7 && row >= 5) << row << " " << c;
-    }
+  for (const uint32_t rows : {kFewRows, 40u}) {
+    Net net = net_of(text, rows);
+    ASSERT_TRUE(net.program);
+    const std::vector<float> y = rows_of(net, text, 0, rows, kNoState, 0);
+    for (uint32_t row = 0; row < rows; ++row)
+      for (uint32_t c = 0; c < 3 * 64; ++c) {
+        // Products of tiles multiply what comes later by zeros.
+        if (rounds_delta(rows) && c == 64 + 7 && row < 5) continue;
+        ASSERT_EQ(std::isnan(y[size_t{row} * 3 * 64 + c]), c == 64 + 7 && row >= 5) << row << " " << c;
+      }
+  }
 }
 
 TEST_P(DeltaNets, GiveTheSameBitsWithAnyNumberOfThreads) {

@@ -168,6 +168,9 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
   if (!has_matrices(l) && rows <= most_tile_rows(l)) return 0;
   const uint32_t q_cols = m.heads * m.head_dim, kv_cols = m.kv_heads * m.head_dim,
                  qkv_cols = q_cols + 2 * kv_cols;
+  const uint32_t delta_cols = m.delta_values * m.delta_width,
+                 delta_qkv = 2 * m.delta_keys * m.delta_width + delta_cols;
+  const bool has_gates = m.delta_values > 0;  // of attention and of shared experts
   const struct {
     uint32_t in_cols, cols, matrices = 1;
   } products[] = {{m.d_model, q_cols},
@@ -176,6 +179,10 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {m.d_model, qkv_cols},
                   {m.d_model, 2 * kv_cols},
                   {q_cols, m.d_model},
+                  {m.d_model, has_gates ? 2 * q_cols : 0},
+                  {m.d_model, has_gates && m.d_ff_shared ? 1u : 0u},
+                  {m.d_model, delta_qkv + delta_cols + 2 * m.delta_values},
+                  {delta_cols, m.d_model},
                   {m.d_ff, m.d_model},
                   {m.d_ff_shared, m.d_model},
                   {m.d_model, m.experts},
