@@ -551,10 +551,10 @@ std::vector<std::tuple<std::string, const char*>> families_of_devices(
 }
 // On the software driver, golden_test covers the other families.
 INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
-                         ::testing::ValuesIn(families_of_devices({"ministral3", "granitemoe_shared"},
-                                                                 {"gemma3", "gemma2", "qwen3moe", "mixtral",
-                                                                  "gpt_oss", "smollm3", "granite", "olmo2",
-                                                                  "lfm2", "olmo3"})),
+                         ::testing::ValuesIn(families_of_devices(
+                             {"ministral3", "granitemoe_shared", "qwen35"},
+                             {"qwen35moe", "qwen3next", "gemma3", "gemma2", "qwen3moe", "mixtral", "gpt_oss",
+                              "smollm3", "granite", "olmo2", "lfm2", "olmo3"})),
                          family_test_name);
 
 // Policies on layers that have a window, experts, soft caps, or no positions.
@@ -591,8 +591,8 @@ TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, PoliciesOfFamilyOnDevice,
-                         ::testing::ValuesIn(families_of_devices({"gpt_oss", "gemma2"},
-                                                                 {"smollm3", "qwen3moe", "ministral3"})),
+                         ::testing::ValuesIn(families_of_devices(
+                             {"gpt_oss", "gemma2"}, {"smollm3", "qwen3moe", "ministral3", "qwen35"})),
                          family_test_name);
 
 }  // namespace
