@@ -151,10 +151,10 @@ inline constexpr uint32_t kMostLogitRows = 16;
 // + p / 64 and p % 64: R(64a + i) = R(64a) R(i).
 // Weights of queries may follow the table (RopeParams::query_weight). They do not commute with rotations.
 
-// x[r] = table[tokens[r]]
+// x[r] = scale * columns of table[tokens[r]], or of table[r] without tokens
 struct Embed {
-  In tokens;     // int32 [rows]
-  Weight table;  // [vocab][cols]
+  In tokens;     // int32 [rows], or empty
+  Weight table;  // [vocab][columns]
   Out x;         // [rows][cols]
   EmbedParams p;
 };
@@ -224,10 +224,11 @@ struct ExpertLinear {
   ExpertLinearParams p;
   In scale = {};  // f32 [experts]; or empty, for 1
 };
-// x = act(x)
+// x = act(x) * times
 struct Activation {
   Out x;  // [rows][cols]
   ActivationParams p;
+  In times = {};  // [rows][cols], or empty: 1
 };
 // A causal convolution of each channel, over the step's rows and the rows before them:
 //   u_t = x_t * times_t

@@ -16,8 +16,15 @@ class Checker {
   const Status& status() const { return status_; }
 
   void operator()(const Embed& o) {
-    need("tokens", o.tokens, rows() * kWord);
-    matrix(o.table, o.table.rows, o.p.cols);
+    if (o.tokens)
+      need("tokens", o.tokens, rows() * kWord);
+    else if (o.table.rows < rows())
+      refuse("was recorded with fewer rows of its table than rows");
+    matrix(o.table, o.table.rows, o.table.cols);
+    const uint32_t block = dtype_info(o.table.type).block;
+    if (o.p.column % block != 0 || o.p.column % 8 != 0 || o.p.cols % block != 0 ||
+        uint64_t(o.p.column) + o.p.cols > o.table.cols)
+      refuse("was recorded with columns that are not whole blocks of a row");
     need("x", o.x, rows() * o.p.cols * kWord);
   }
 
@@ -99,6 +106,7 @@ class Checker {
   void operator()(const Activation& o) {
     if (o.p.act == kActClamped) refuse("was recorded with an activation that it lacks");
     need("x", o.x, rows() * o.p.cols * kWord);
+    if (o.times) need("times", o.times, rows() * o.p.cols * kWord);
   }
 
   void operator()(const ShortConv& o) {

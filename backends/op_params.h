@@ -109,7 +109,9 @@ struct RopeParams {
 };
 
 struct EmbedParams {
-  uint cols;
+  uint cols;                         // elements that x gets of a row of the table
+  uint column THIMBLE_INITIALLY(0);  // the first of them, a multiple of 8 and of the type's block
+  float scale THIMBLE_INITIALLY(1.0f);
 };
 
 struct RmsNormParams {

@@ -67,7 +67,11 @@ struct thimble_session {
 namespace thimble::capi {
 
 inline uint64_t kv_bytes_per_token(const Model& model) {
-  return 2 * static_cast<uint64_t>(full_key_cost(model).bytes);  // as much for values as for keys
+  uint64_t bytes = 0;
+  for (const Layer& layer : model.layers)
+    if (layer.retains())
+      bytes += 2 * static_cast<uint64_t>(key_cost(*layer.attention()).bytes);  // keys and values
+  return bytes;
 }
 
 inline Status need_tokenizer(const Model& model) {

@@ -27,6 +27,7 @@ void Decoder::record_step(Recorder& r, Step step) const {
   if (step == Step::kRebuild) policies_.host()->record_rows(r);
   embed(r);
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
+  if (at_.first_x) copy_stream(r, at_.first_x);
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
     layer_block(layer_step(r, layer, step), step);
@@ -37,7 +38,11 @@ void Decoder::record_step(Recorder& r, Step step) const {
 }
 
 void Decoder::embed(Recorder& r) const {
-  r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
+  const Weight table = weights_.of(model_.token_embedding);
+  r.record(Embed{.tokens = table ? at_.tokens : View{},
+                 .table = table ? table : passed_rows(model_.token_embedding, at_.embedding_rows),
+                 .x = at_.x,
+                 .p = {.cols = shape_.d_model}});
 }
 
 void Decoder::layer_block(const LayerStep& l, Step step) const {
@@ -46,33 +51,37 @@ void Decoder::layer_block(const LayerStep& l, Step step) const {
   for (const Mixer& mixer : layer.mixers) std::visit([&](const auto& m) { mix(l, step, m); }, mixer);
   if (layer.ffn_norm) norm(l.recorder, at_.x, layer.ffn_norm, at_.norm);
   std::visit([&](const auto& f) { feed_forward(l, f); }, layer.feed_forward);
+  if (layer.token_branch.gate) token_branch(l.recorder, l.layer, layer.token_branch);
+  if (layer.scale != 1) scale(l.recorder, at_.x, at_.x, {.scale = layer.scale});
 }
 
+// A layer that attends to the keys of an earlier one appends nothing, and no policy scores anything for it.
+// The earlier layer keeps its chunk until the last of these layers has read it.
 void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const {
   project_qkv(l);
   if (step == Step::kAgain) {
-    append(l, at_.retain_list);  // its saturated values were counted before; this count is not used
+    if (m.has_keys()) append(l, at_.retain_list);  // its saturated values were counted before; not used
     grow_queries(l);
-    retention(l).record_upkeep(l);
+    if (m.has_keys()) retention(l).record_upkeep(l);
     attend(l, {});
   } else if (step == Step::kRebuild) {
     const HostControl::Rebuilt rebuilt = policies_.host()->rebuilt();
-    append(l, at_.saturated, rebuilt.positions);
+    if (m.has_keys()) append(l, at_.saturated, rebuilt.positions);
     grow_queries(l, rebuilt.positions);
     if (options_.watch) keep_query(l);
     attend(l, {rebuilt.list, rebuilt.list_capacity}, rebuilt.index);
   } else {
-    append(l, at_.saturated);
-    retention(l).record(l);
+    if (m.has_keys()) {
+      append(l, at_.saturated);
+      retention(l).record(l);
+    }
     grow_queries(l);
-    retention(l).record_queries(l);
+    if (m.has_keys()) retention(l).record_queries(l);
     if (options_.watch) keep_query(l);
     attend(l, select(l));
   }
-  if (step == Step::kChunk || step == Step::kRebuild ||
-      (step == Step::kDecode && traits_of(m, options_).eviction == Eviction::kAfterEachToken))
-    retain(l);
-  if (step == Step::kRebuild) merge(l);
+  const LayerStep owner = layer_step(l.recorder, m.owner, step);
+  if (owner.attention().last_reader == l.layer) retain(owner, step);
   if (m.output_gate) gate(l);
   add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
 }
@@ -166,8 +175,9 @@ void Decoder::project_qkv(const LayerStep& l) const {
     linear(r, l.input(), shape_.d_model, m.q, m.q_bias, at_.middle, m.middle_cols(), false);
   else
     linear(r, l.input(), shape_.d_model, m.q, m.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
-  linear(r, l.input(), shape_.d_model, m.k, m.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
-  linear(r, l.input(), shape_.d_model, m.v, m.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
+  if (m.k) linear(r, l.input(), shape_.d_model, m.k, m.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
+  if (m.v) linear(r, l.input(), shape_.d_model, m.v, m.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
+  if (m.k && m.norms_v) v_norm(l);  // before the norm of k, which v may come from
   if (m.output_gate)
     separate_queries(l);
   else if (m.q_norm)
@@ -179,9 +189,9 @@ void Decoder::project_qkv(const LayerStep& l) const {
 void Decoder::append(const LayerStep& l, const View& saturated, const View& positions) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
                              .rope = l.rope_table(),
-                             .k = l.chunk ? at_.chunk_k : l.pool().k,
-                             .v = l.chunk ? at_.chunk_v : l.pool().v,
-                             .pos = l.chunk ? at_.chunk_pos : l.pool().pos,
+                             .k = l.chunk ? l.chunk_rows().k : l.pool().k,
+                             .v = l.chunk ? l.chunk_rows().v : l.pool().v,
+                             .pos = l.chunk ? l.chunk_rows().pos : l.pool().pos,
                              .saturated = saturated,
                              .p = {.first_head = 0,
                                    .heads = l.attention().kv_heads,
@@ -261,8 +271,8 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
     attention.p.first_entry = pass * dimensions_.view_capacity;
     l.recorder.record(KvView{.pool_k = pool.k,
                              .pool_v = pool.v,
-                             .chunk_k = at_.chunk_k,
-                             .chunk_v = at_.chunk_v,
+                             .chunk_k = l.chunk_rows().k,
+                             .chunk_v = l.chunk_rows().v,
                              .list = list.entries,
                              .rope = l.rope_table(),
                              .k = at_.view_k.values,
@@ -280,10 +290,19 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
   }
 }
 
+// Evicts after the step's rows, if the step does so.
+void Decoder::retain(const LayerStep& l, Step step) const {
+  const Eviction eviction = traits_of(l.attention(), options_).eviction;
+  if (step == Step::kChunk || step == Step::kRebuild ||
+      (step == Step::kDecode && eviction == Eviction::kAfterEachToken))
+    compact(l);
+  if (step == Step::kRebuild) merge(l);
+}
+
 // Compacts the layer's pool to the entries of pool and chunk that the policy keeps. The layer's pool is next
 // read in the next step. Evicting layer by layer therefore gives the same result as evicting after the whole
 // pass (methods 2.6).
-void Decoder::retain(const LayerStep& l) const {
+void Decoder::compact(const LayerStep& l) const {
   const LayerPool& pool = l.pool();
   const bool evicts = traits_of(l.attention(), options_).evicts();
   const uint32_t list_capacity = 1 + dimensions_.reach;
@@ -305,10 +324,10 @@ void Decoder::retain(const LayerStep& l) const {
                                  .chunk_capacity = options_.chunk,
                                  .list_capacity = list_capacity}});
   l.recorder.record(KvCompact{.list = evicts ? at_.retain_list : View{},
-                              .chunk_k = l.chunk ? at_.chunk_k : KvArray{},
-                              .chunk_v = l.chunk ? at_.chunk_v : KvArray{},
-                              .chunk_pos = l.chunk ? at_.chunk_pos : View{},
-                              .chunk_cis = l.chunk && evicts ? at_.chunk_cis : View{},
+                              .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
+                              .chunk_v = l.chunk ? l.chunk_rows().v : KvArray{},
+                              .chunk_pos = l.chunk ? l.chunk_rows().pos : View{},
+                              .chunk_cis = l.chunk && evicts ? l.chunk_rows().cis : View{},
                               .k = pool.k,
                               .v = pool.v,
                               .pos = pool.pos,
@@ -409,17 +428,58 @@ static Weight rows_of(Weight w, uint32_t first, uint32_t count) {
 }
 
 void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
+  if (f.norm) return feed_forward_apart(l, f);
   Recorder& r = l.recorder;
+  linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
+  experts(r, at_.x, f);
+  if (!f.shared.gate) return;
+  // The shared expert comes last, because its result may overwrite the input of all experts.
+  if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);
+  glu(r, at_.norm, f.shared);
+  if (f.shared_gate)
+    r.record(Gate{.g = at_.router_logits,
+                  .x = at_.ffn,
+                  .p = {.cols = f.shared.gate.rows,
+                        .groups = 1,
+                        .x_stride = f.shared.gate.rows,
+                        .g_stride = 1,
+                        .g_column = 0,
+                        .g_group_stride = 0,
+                        .g_cols = 1}});
+  add_branch(r, at_.ffn, f.shared.down, {}, {}, f.scale);
+}
+
+// The shared expert, the router and the experts have norms of their own: x += norm(norm(shared expert) +
+// norm(experts)). The router's logits are divided by the root of the width.
+void Decoder::feed_forward_apart(const LayerStep& l, const Experts& f) const {
+  Recorder& r = l.recorder;
+  const uint32_t d = shape_.d_model;
+  glu(r, at_.norm, f.shared);
+  linear(r, at_.ffn, f.shared.down.cols, f.shared.down, {}, at_.norm, d, false);
+  norm(r, at_.norm, f.shared_post_norm, at_.branch_sum);
+  norm(r, at_.x, f.router_norm, at_.norm);
+  linear(r, at_.norm, d, f.router, {}, at_.router_logits, f.route.experts, false);
+  scale(r, at_.router_logits, at_.router_logits,
+        {.cols = f.route.experts, .scale = 1 / std::sqrt(static_cast<float>(d))});
+  norm(r, at_.x, f.norm, at_.norm);
+  scale(r, at_.norm, at_.expert_sum, {.scale = 0});  // the experts add to it
+  experts(r, at_.expert_sum, f);
+  norm(r, at_.expert_sum, f.post_norm, at_.branch_sum, {.add = 1});
+  norm(r, at_.branch_sum, l.model_layer().post_ffn_norm, at_.x, {.add = 1});
+}
+
+// Chooses experts by the router's logits, and adds what they make of at_.norm to y.
+void Decoder::experts(Recorder& r, const View& y, const Experts& f) const {
   // The experts' output is added to the stream.
   RouteParams route = f.route;
   route.scale *= f.scale * model_.residual_scale;
-  linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
   r.record(Route{.logits = at_.router_logits,
                  .bias = weights_.of(f.choice_bias),
                  .first = at_.expert_first,
                  .row = at_.expert_row,
                  .weight = at_.expert_weight,
-                 .p = route});
+                 .p = route,
+                 .each = weights_.of(f.factor)});
   Weight gate = weights_.of(f.gate), up = weights_.of(f.up);
   const bool fused = !f.up;
   if (fused) {
@@ -448,27 +508,34 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
                         .first = at_.expert_first,
                         .row = at_.expert_row,
                         .weight = at_.expert_weight,
-                        .y = at_.x,
+                        .y = y,
                         .p = {.in_cols = f.d_ff(),
                               .out_cols = shape_.d_model,
                               .experts = f.route.experts,
                               .chosen = f.route.chosen},
                         .scale = weights_.of(f.down_scale)});
-  if (!f.shared.gate) return;
-  // The shared expert comes last, because its result may overwrite the input of all experts.
-  if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);
-  glu(r, at_.norm, f.shared);
-  if (f.shared_gate)
-    r.record(Gate{.g = at_.router_logits,
-                  .x = at_.ffn,
-                  .p = {.cols = f.shared.gate.rows,
-                        .groups = 1,
-                        .x_stride = f.shared.gate.rows,
-                        .g_stride = 1,
-                        .g_column = 0,
-                        .g_group_stride = 0,
-                        .g_cols = 1}});
-  add_branch(r, at_.ffn, f.shared.down, {}, {}, f.scale);
+}
+
+// Adds what a layer makes of the token itself, in proportion to a gate that reads the stream:
+//   part = norm(project x_0 / sqrt(d)) + sqrt(width) * the token's row, both divided by sqrt(2)
+//   x += norm(out (act(gate x) * part))
+// The two divisions come before norms, so that they only change the epsilon of these.
+void Decoder::token_branch(Recorder& r, uint32_t layer, const TokenBranch& b) const {
+  const uint32_t d = shape_.d_model, width = b.width();
+  const Weight table = weights_.of(model_.layer_embedding);
+  r.record(
+      Embed{.tokens = at_.layer_embedding_rows ? View{} : at_.tokens,
+            .table = at_.layer_embedding_rows ? passed_rows(model_.layer_embedding, at_.layer_embedding_rows)
+                                              : table,
+            .x = at_.token_part,
+            .p = {.cols = width, .column = layer * width, .scale = std::sqrt(static_cast<float>(width))}});
+  linear(r, at_.first_x, d, b.project, {}, at_.token_gate, width, false);
+  norm(r, at_.token_gate, b.project_norm, at_.token_part,
+       {.cols = width, .eps = model_.norm_epsilon * static_cast<float>(d), .add = 1});
+  linear(r, at_.x, d, b.gate, {}, at_.token_gate, width, false);
+  r.record(Activation{.x = at_.token_gate, .p = {.cols = width, .act = model_.act}, .times = at_.token_part});
+  linear(r, at_.token_gate, width, b.out, {}, at_.norm, d, false);
+  norm(r, at_.norm, b.out_norm, at_.x, {.cols = d, .eps = 2 * model_.norm_epsilon, .add = 1});
 }
 
 void Decoder::glu(Recorder& r, const View& x, const Dense& f) const {
@@ -488,7 +555,7 @@ void Decoder::tail_block(Recorder& r) const {
                       .from_logit_row = 1,
                       .to_ring_row = 0,
                       .rows = kLogitRows}});
-  norm(r, at_.logit_x, model_.output_norm, at_.logit_x, kLogitRows);
+  norm(r, at_.logit_x, model_.output_norm, at_.logit_x, {.rows = kLogitRows});
   linear(r, at_.logit_x, shape_.d_model, model_.output, {}, at_.logits, model_.output.rows, false,
          kLogitRows);
   if (model_.logit_scale != 1 || model_.logit_cap != 0)
@@ -552,7 +619,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const AttentionMixer* attention = model_.layers[layer].attention();
-      if (!attention || !needs(traits_of(*attention, options_))) continue;
+      if (!attention || !attention->has_keys() || !needs(traits_of(*attention, options_))) continue;
       r.segment();
       ops(layer_step(r, layer, Step::kDecode));
     }
@@ -584,7 +651,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   if (dimensions_.evicts)
     THIMBLE_TRY(make(1, programs.evict, [&](Recorder& r) {
       layers(
-          r, [](const RetentionTraits& t) { return t.evicts(); }, [&](const LayerStep& l) { retain(l); });
+          r, [](const RetentionTraits& t) { return t.evicts(); }, [&](const LayerStep& l) { compact(l); });
     }));
   THIMBLE_TRY(make(kLogitRowsAtOnce, programs.log_prob, [&](Recorder& r) {
     r.segment();
@@ -596,7 +663,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       r.segment();
       bool first = true;
       for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-        if (!model_.layers[layer].attends_to_all()) continue;
+        if (!model_.layers[layer].retains()) continue;
         add_by_position(layer_step(r, layer, Step::kDecode), {}, {}, first);
         first = false;
       }
@@ -618,7 +685,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   }));
   THIMBLE_TRY(make(1, programs.attended, [&](Recorder& r) {
     attending(r, [&](const LayerStep& l, const SelectionPolicy::List& list) {
-      add_by_position(l, at_.watch_weights[l.layer], list, l.attention().first_run == 0);
+      add_by_position(l, at_.watch_weights[l.layer], list, l.attention().has_keys() && l.head_state() == 0);
     });
   }));
   return programs;
@@ -630,28 +697,34 @@ LayerStep Decoder::layer_step(Recorder& r, uint32_t layer, Step step) const {
   return {r, setting_, weights_, at_, layer, step != Step::kDecode};
 }
 
-// The embedding. If it stays on the host, the rows that the engine passes with each step.
-Weight Decoder::embedding() const {
-  Weight table = weights_.of(model_.token_embedding);
-  if (table) return table;
-  static_cast<View&>(table) = at_.embedding_rows;
-  table.type = model_.token_embedding.type;
-  table.rows = options_.chunk;
-  table.cols = shape_.d_model;
-  return table;
+// A table of which the engine passes the rows of the step's tokens, because it stays on the host.
+Weight Decoder::passed_rows(const Tensor& table, const View& rows) const {
+  Weight w;
+  static_cast<View&>(w) = rows;
+  w.type = table.type;
+  w.rows = options_.chunk;
+  w.cols = table.cols;
+  return w;
 }
 
-void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t rows, bool add) const {
-  r.record(RmsNorm{.x = x,
-                   .weight = weights_.of(weight),
-                   .y = y,
-                   .p = {.cols = shape_.d_model,
-                         .groups = 1,
-                         .row_stride = shape_.d_model,
-                         .eps = model_.norm_epsilon,
-                         .rows = rows,
-                         .add = add,
-                         .center = model_.norms_center}});
+void Decoder::copy_stream(Recorder& r, const View& to) const {
+  r.record(Copy{.src = at_.x,
+                .dst = to,
+                .p = {.cols = shape_.d_model,
+                      .src_stride = shape_.d_model,
+                      .dst_stride = shape_.d_model,
+                      .from_logit_row = 0,
+                      .to_ring_row = 0,
+                      .rows = kStepRows}});
+}
+
+void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, RmsNormParams p) const {
+  if (!p.cols) p.cols = shape_.d_model;
+  if (p.eps == 0) p.eps = model_.norm_epsilon;
+  p.groups = 1;
+  p.row_stride = p.cols;
+  p.center = model_.norms_center;
+  r.record(RmsNorm{.x = x, .weight = weights_.of(weight), .y = y, .p = p});
 }
 
 void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
@@ -667,18 +740,32 @@ void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bia
   const bool plain = !norm_weight && factor == 1;
   linear(r, x, w.cols, w, bias, plain ? at_.x : at_.norm, shape_.d_model, plain);
   if (norm_weight)
-    norm(r, at_.norm, norm_weight, at_.x, kStepRows, true);
+    norm(r, at_.norm, norm_weight, at_.x, {.add = 1});
   else if (!plain)
     scale(r, at_.norm, at_.x, {.scale = factor, .add = 1});
 }
 
 // Applies the norm of q or k in place, to each head (qwen3) or to all heads at once (olmo2).
 void Decoder::qk_norm(const LayerStep& l, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
-  l.recorder.record(RmsNorm{.x = qkv_columns(first_column),
-                            .weight = l.attention().norms_behind_rotation ? Weight{} : weights_.of(weight),
-                            .y = qkv_columns(first_column),
-                            .p = {.cols = weight.cols,
-                                  .groups = heads * l.attention().head_dim / weight.cols,
+  head_norm(l, l.attention().norms_behind_rotation ? Tensor{} : weight, weight.cols, first_column,
+            first_column, heads * l.attention().head_dim);
+}
+
+// Norms each value, without a weight. It reads the columns of the keys if the layer has no matrix for values.
+void Decoder::v_norm(const LayerStep& l) const {
+  const AttentionMixer& m = l.attention();
+  const uint32_t k = m.q_cols(), v = k + m.kv_cols();
+  head_norm(l, {}, m.head_dim, m.v ? v : k, v, m.kv_cols());
+}
+
+// Norms `cols` columns of the qkv rows from column `from` on, in vectors of `width`.
+void Decoder::head_norm(const LayerStep& l, const Tensor& weight, uint32_t width, uint32_t from, uint32_t to,
+                        uint32_t cols) const {
+  l.recorder.record(RmsNorm{.x = qkv_columns(from),
+                            .weight = weights_.of(weight),
+                            .y = qkv_columns(to),
+                            .p = {.cols = width,
+                                  .groups = cols / width,
                                   .row_stride = dimensions_.qkv_cols,
                                   .eps = model_.norm_epsilon,
                                   .rows = kStepRows,

@@ -54,6 +54,7 @@ class Decoder {
   void record_step(Recorder&, Step) const;
   void embed(Recorder&) const;
   void layer_block(const LayerStep&, Step) const;
+  void token_branch(Recorder&, uint32_t layer, const TokenBranch&) const;
   void mix(const LayerStep&, Step, const AttentionMixer&) const;
   void mix(const LayerStep&, Step, const ShortConvMixer&) const;
   void mix(const LayerStep&, Step, const DeltaNetMixer&) const;
@@ -63,7 +64,8 @@ class Decoder {
   void grow_queries(const LayerStep&, const View& positions = {}) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&, const View& row_index = {}) const;
-  void retain(const LayerStep&) const;
+  void retain(const LayerStep&, Step) const;
+  void compact(const LayerStep&) const;
   void merge(const LayerStep&) const;
   void keep_query(const LayerStep&) const;
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
@@ -71,21 +73,27 @@ class Decoder {
   void glu(Recorder&, const View& x, const Dense&) const;
   void feed_forward(const LayerStep&, const Dense&) const;
   void feed_forward(const LayerStep&, const Experts&) const;
+  void feed_forward_apart(const LayerStep&, const Experts&) const;
+  void experts(Recorder&, const View& y, const Experts&) const;
   void tail_block(Recorder&) const;
 
   LayerStep layer_step(Recorder&, uint32_t layer, Step) const;
   const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(l.attention()); }
-  void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows = kStepRows,
-            bool add = false) const;
+  // With the model's epsilon, and of d_model columns, unless `p` says otherwise.
+  void norm(Recorder&, View x, const Tensor& weight, View y, RmsNormParams p = {}) const;
   void scale(Recorder&, View x, View y, ScaleParams) const;  // of d_model columns unless `cols` is set
   void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight,
                   float factor = 1) const;
   void qk_norm(const LayerStep&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void separate_queries(const LayerStep&) const;
   void gate(const LayerStep&) const;
+  void v_norm(const LayerStep&) const;
+  void head_norm(const LayerStep&, const Tensor& weight, uint32_t width, uint32_t from, uint32_t to,
+                 uint32_t cols) const;
+  void copy_stream(Recorder&, const View& to) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
-  Weight embedding() const;
+  Weight passed_rows(const Tensor& table, const View& rows) const;
   View qkv_columns(uint32_t first) const;
 
   const Setting setting_;

@@ -97,7 +97,8 @@ Status Session::reset() {
 Result<size_t> Session::run_of(uint32_t layer, uint32_t kv_head) const {
   const ModelShape& s = model().shape;
   const AttentionMixer* attention = layer < s.layers ? model().layers[layer].attention() : nullptr;
-  if (attention && kv_head < attention->kv_heads) return size_t(attention->first_run) + kv_head;
+  if (attention && attention->has_keys() && kv_head < attention->kv_heads)
+    return size_t(attention->first_run) + kv_head;
   return error(Code::kInvalidArgument, "layer %u, KV head %u: the model has %u layers with %u KV heads",
                layer, kv_head, s.layers, s.kv_heads);
 }

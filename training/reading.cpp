@@ -58,7 +58,7 @@ class Observer : public RetentionPolicy {
     l.recorder.record(Label{.q = l.at.qkv,
                             .marked = marked,
                             .k = l.pool().k,
-                            .chunk_k = l.at.chunk_k,
+                            .chunk_k = l.chunk_rows().k,
                             .rope = l.rope_table(),
                             .range = range,
                             .x = weighed_ ? l.input() : View{},

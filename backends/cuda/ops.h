@@ -11,7 +11,7 @@ namespace thimble::cuda {
 // Most matrices that multiply the same rows in one launch: q, k and v of a layer.
 inline constexpr uint32_t kMostSiblings = 3;
 // The widest heads that there are kernels for.
-inline constexpr uint32_t kMostHeadDim = 256;
+inline constexpr uint32_t kMostHeadDim = 512, kMostNarrowHeadDim = 256;
 
 #define THIMBLE_DECLARE_OP(Type, name, backends) void name(const Launch&, const Type&);
 THIMBLE_OPS(THIMBLE_DECLARE_OP)

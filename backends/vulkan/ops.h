@@ -51,7 +51,7 @@ bool supports(const Op&, const Limits&);
 // The widest heads that attention takes on such a device, and those that token_score takes: a thread of it
 // turns a pair of channels, and has its units of the queries in registers.
 uint32_t most_attention_head_dim(const Limits&);
-inline constexpr uint32_t kMostScoreHeadDim = 256;
+inline constexpr uint32_t kMostScoreHeadDim = 512;
 
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.

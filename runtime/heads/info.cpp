@@ -10,13 +10,14 @@
 namespace thimble {
 namespace {
 
-// Whether each layer takes part in dividing the pool. Windowed layers do not. Without a model of as many
+// Whether each layer takes part in dividing the pool. Windowed layers do not, nor those that read
+// the keys of others. Without a model of as many
 // layers, the layers for which the file has tensors take part, or all layers if it has none.
 std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t layers) {
   std::vector<bool> divided(layers);
   for (uint64_t i = 0; i < layers; ++i)
     divided[i] = model && model->layers.size() == layers
-                     ? model->layers[i].attends_to_all()
+                     ? model->layers[i].retains()
                      : TensorSource(gguf).has_any("blk." + std::to_string(i) + ".");
   if (std::find(divided.begin(), divided.end(), true) == divided.end()) divided.assign(layers, true);
   return divided;

@@ -46,8 +46,8 @@ struct Dimensions {
   // Whether runs move when another division is used. If so, the heads of a layer may hold different numbers
   // of entries even where they keep equally many, and the layers' parts of `pool_entries` overlap.
   bool moves = false;
-  uint64_t pool_entries = 0;            // entries of all layers, if runs move
-  std::vector<uint64_t> layer_first;    // index in these of each layer's first entry
+  uint64_t pool_entries = 0;            // entries of all layers without a window, if runs move
+  std::vector<uint64_t> layer_first;    // index in these of each layer's first entry; 0 with a window
   std::vector<uint32_t> layer_entries;  // entries of each layer's arrays; UINT32_MAX: as many or more
   uint32_t most_layer_entries = 0;
   uint32_t capacity = 0;  // entries of the longest run
@@ -61,6 +61,7 @@ struct Dimensions {
   // The columns of the widest mixer: of the rows that it computes first, of those in between, and of the rows
   // that it returns.
   uint32_t mixer_cols = 0, middle_cols = 0, mixed_cols = 0;
+  uint32_t kv_cols = 0;      // the columns of keys of the widest layer: Hkv dh
   uint32_t state_slots = 0;  // slots for the states of recurrent layers; 0: the model has none
   // The most tokens that may wait. The most that may have been read since the latest eviction, if the model
   // is recurrent: after a rewind, some of them wait again.

@@ -35,8 +35,15 @@ T* on_host(const View& view) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(view.buffer->mapped) + view.offset);
 }
 
+// The rows of a chunk in one layer, before a compaction moves them to the pool.
+struct ChunkRows {
+  KvArray k, v;  // [kv head][chunk][dh]
+  View pos;      // int32 [kv head][chunk]
+  View cis;      // f32 [kv head][chunk] retention scores; empty if nothing is evicted
+};
+
 struct Layout {
-  std::vector<LayerPool> layers;
+  std::vector<LayerPool> layers;  // a layer that reads the keys of an earlier one has the arrays of that one
   // The states of each layer's recurrent mixer, in slots. Empty: it has none.
   std::vector<StateArray> states;
   // The buffers of a step's rows; f32 [chunk][...] unless noted. `qkv` holds what a mixer computes first,
@@ -44,13 +51,19 @@ struct Layout {
   View x, norm, qkv, middle, attention;
   // [chunk][d_ff]; with experts: [chunk][chosen][d_ff], followed by [chunk][d_ff_shared].
   View ffn;
+  // [chunk][d_model], if experts have norms of their own: the sum of their output, and of all outputs.
+  View expert_sum, branch_sum;
+  // With token branches: the stream before the first layer, [chunk][d_model], and the token's part and the
+  // gate of one layer, [chunk][width].
+  View first_x, token_part, token_gate;
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op
   // `route`.
   View router_logits, expert_first, expert_row, expert_weight;
-  View ml;                   // [chunk][H][2]
-  KvArray view_k, view_v;    // [kv head][view_capacity][dh]
-  KvArray chunk_k, chunk_v;  // [kv head][chunk]...: the chunk's rows, shared by all layers
-  View chunk_pos, chunk_cis;
+  View ml;                 // [chunk][H][2]
+  KvArray view_k, view_v;  // [kv head][view_capacity][dh]
+  // The chunk's rows in each layer. Most layers share the same arrays. A layer whose keys are read by later
+  // ones has its own, which these use too.
+  std::vector<ChunkRows> chunks;
   View retain_list;                         // [kv head][1 + reach]
   View saturated;                           // one uint: the count of keys and values outside f16's range
   View logit_x;                             // [kLogitRowsAtOnce][d_model]
@@ -61,8 +74,8 @@ struct Layout {
   View logits;                              // f32 [kLogitRowsAtOnce][vocab]; in io if the host reads it there
   View tokens, targets, arg_max, log_prob;  // io: int32 [chunk], [rows]; int32, f32 [rows]
   // In io, if host and device share no memory: the first row of logits, and the embedding's rows of the
-  // step's tokens, unless the device has the embedding.
-  View host_logits, embedding_rows;
+  // step's tokens, unless the device has the embedding. The same rows of the layers' embedding.
+  View host_logits, embedding_rows, layer_embedding_rows;
   // Sums over heads for the positions of a slice of the text, f32 [kPositionsAtOnce].
   View position_sums;
   // With options.watch: the last token's queries in each layer, f32 [H dh]. Between steps, query_score

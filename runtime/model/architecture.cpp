@@ -596,6 +596,14 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(family, find_family(gguf));
   THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, family));
   const std::string prefix = family.name;
+  model.act = family.act;
+  model.rope.pairing = family.pairing;
+  if (family.loads) {
+    THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
+    THIMBLE_TRY(load_norm_kind(gguf, family, model));
+    return family.loads(gguf, family, model);
+  }
+
   TensorSource tensors(gguf);
   THIMBLE_LET(sizes, load_sizes(gguf, family, tensors, model));
   for (uint32_t i = 0; i < sizes.draft_layers; ++i)
@@ -611,9 +619,6 @@ Status load_weights(const Gguf& gguf, Model& model) {
                                   gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, family, model));
   THIMBLE_TRY(load_norm_kind(gguf, family, model));
-  model.act = family.act;
-
-  model.rope.pairing = family.pairing;
   THIMBLE_TRY(load_rope(gguf, prefix, family.rope, tensors, model));
   THIMBLE_LET(embedding, tensors.table("token_embd.weight", shape.vocab, shape.d_model));
   // Files of lfm2 call the last norm so, except early ones.
@@ -637,6 +642,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;
       attention->rotates = rotates && (family.rotates != Rotates::kThreeOfFour || (i + 1) % 4 != 0);
+      attention->owner = attention->last_reader = i;
       attention->first_run = static_cast<uint32_t>(model.layer_of_run.size());
       model.layer_of_run.insert(model.layer_of_run.end(), attention->kv_heads, i);
     }

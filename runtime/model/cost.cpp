@@ -16,7 +16,7 @@ Cost full_key_cost(const Model& model, uint32_t skipped) {
 uint32_t full_heads(const Model& model) {
   uint32_t heads = 0;
   for (const Layer& layer : model.layers)
-    if (layer.attends_to_all()) heads += layer.attention()->kv_heads;
+    if (layer.retains()) heads += layer.attention()->kv_heads;
   return heads;
 }
 

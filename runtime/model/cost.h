@@ -43,7 +43,7 @@ inline Cost state_cost(const DeltaNetMixer& m) {
 Cost key_cost(const AttentionMixer&);
 // The same in all layers that attend to every entry, without the first `skipped` layers of the model.
 Cost full_key_cost(const Model&, uint32_t skipped = 0);
-// The number of KV heads of these layers.
+// The number of KV heads whose entries these layers attend to.
 uint32_t full_heads(const Model&);
 
 }  // namespace thimble

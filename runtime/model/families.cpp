@@ -86,6 +86,7 @@ constexpr Family kFamilies[] = {
      .rope = {.scales_windows = false, .window_base = 10000},
      .gemma = true,
      .layers_of_27b = 62},
+    {.name = "gemma4", .pairing = kRopeHalves, .act = kActGelu, .gemma = true, .loads = load_gemma4},
     kGptOss,
     named(kGptOss, "gptoss"),
     {.name = "smollm3", .pairing = kRopeAdjacent, .rotates = Rotates::kThreeOfFour},

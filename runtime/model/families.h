@@ -98,7 +98,13 @@ struct Family {
   DeltaNetHeads delta_net = DeltaNetHeads::kNone;
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
+  // Loads sizes, scales, rotation, windows and layers, for a family that differs in too much. Null: the
+  // common loader (architecture.cpp).
+  Status (*loads)(const Gguf&, const Family&, Model&) = nullptr;
 };
+
+// gemma4.cpp
+Status load_gemma4(const Gguf&, const Family&, Model&);
 
 // The family of a file, by `general.architecture`. Unsupported: there is none.
 Result<Family> find_family(const Gguf& gguf);

@@ -97,6 +97,9 @@ struct RopeRules {
   bool halves_with_sections = false;  // a file with dimension_sections pairs channels as kRopeHalves (glm4)
   // Whether pairs alternate between positions in time and in an image (IMROPE), which are equal in text.
   bool alternates = false;
+  // The channels of a head of a windowed layer, if the file may rotate more or fewer of them (key
+  // dimension_count_swa). 0: as many rotate as in the others.
+  uint32_t window_head_dim = 0;
 };
 // rope.cpp: loads the RoPE schemes. `prefix` is the architecture's name, with which every key begins.
 // model.shape and model.info must already be filled.

@@ -39,11 +39,15 @@ Result<ModelInfo> load_info(const Gguf& gguf) {
 }  // namespace
 
 Tensor Tensor::row_range(uint32_t first, uint32_t count) const {
-  return {data + dtype_bytes(type, uint64_t(first) * cols), type, count, cols, scale};
+  return {.data = data + dtype_bytes(type, uint64_t(first) * cols),
+          .type = type,
+          .rows = count,
+          .cols = cols,
+          .scale = scale};
 }
 
 Tensor Tensor::part(uint32_t first, uint32_t count) const {
-  return {data + first * sizeof(float), type, 1, count};
+  return {.data = data + first * sizeof(float), .type = type, .rows = 1, .cols = count};
 }
 
 Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string name) {
@@ -138,6 +142,7 @@ std::vector<Tensor> Layer::tensors() const {
   };
   for (const Mixer& mixer : mixers) std::visit(add, mixer);
   std::visit(add, feed_forward);
+  add(token_branch);
   return all;
 }
 
@@ -150,6 +155,11 @@ std::vector<Tensor> Model::tensors() const {
   }
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
+}
+
+uint32_t Model::retained_head_dim() const {
+  const auto found = std::find_if(layers.begin(), layers.end(), [](const Layer& l) { return l.retains(); });
+  return found == layers.end() ? 0 : found->attention()->head_dim;
 }
 
 bool Model::has_states() const {

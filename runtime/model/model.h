@@ -60,12 +60,18 @@ struct AttentionMixer {
   // The index of its first KV head among the KV heads of all layers. Each KV head has a run of entries in the
   // pool, and a row in the table of HeadState, at this index.
   uint32_t first_run = 0;
-  uint32_t window = 0;  // each token attends to so many most recent tokens, itself included; 0: to all
-  bool rotates = true;  // false: queries and keys are not rotated (smollm3)
+  // The layer whose keys and values it attends to: its own, or an earlier one (gemma4). `kv_heads` and
+  // `first_run` are then those of that layer. The last layer that attends to this one's: usually this one.
+  uint32_t owner = 0, last_reader = 0;
+  uint32_t window = 0;   // each token attends to so many most recent tokens, itself included; 0: to all
+  bool rotates = true;   // false: queries and keys are not rotated (smollm3)
+  bool norms_v = false;  // values are normed over the channels of each head, without a weight (gemma4)
   // Whether the output is multiplied by the sigmoid of a gate (qwen3.5). The rows of q are then, for each
   // head, those of its query and those of its gate, and there is a q_norm of each head.
   bool output_gate = false;
-  Tensor q, k, v;                 // row ranges of one matrix if the file fuses them (phi3)
+  // Row ranges of one matrix if the file fuses them (phi3). Without v, values are the keys before their norm
+  // (gemma4). Without k and v, it attends to keys and values of an earlier layer.
+  Tensor q, k, v;
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
   Tensor q_norm, k_norm;          // f32, over the channels of each head (qwen3) or of all heads (olmo2)
   // The norms follow the rotation (hunyuan-dense). A rotation does not change a norm, but their weights do
@@ -75,11 +81,12 @@ struct AttentionMixer {
   Tensor sinks;  // f32 [heads]: logits without a value (gpt-oss)
   Tensor output, output_bias;
 
+  bool has_keys() const { return bool(k); }
   uint32_t group() const { return heads / kv_heads; }  // query heads of a KV head
-  // The columns of a row of queries, of keys or values, and of all three.
+  // The columns of a row of queries, of keys or values, and of all that the layer computes.
   uint32_t q_cols() const { return heads * head_dim; }
   uint32_t kv_cols() const { return kv_heads * head_dim; }
-  uint32_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
+  uint32_t qkv_cols() const { return q_cols() + (has_keys() ? 2 * kv_cols() : 0); }
 
   // What every mixer says: its tensors; the columns of the rows that it computes first, of those in between
   // (here queries with gates), and of those that it returns before its last matrix; and the bytes of its
@@ -160,14 +167,31 @@ struct Experts {
   Dense shared;                             // of the expert that processes every token (granite)
   Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)
   float scale = 1;     // factor of the sum of all experts (cohere2moe)
+  Tensor factor;       // f32 [experts], of the output of each expert (gemma4)
+  // f32 [d_model], of gemma4, where the router, the experts and the shared expert have norms of their own.
+  // The router and the experts norm the stream itself. Outputs are normed before they are added to each
+  // other.
+  Tensor router_norm, norm, post_norm, shared_post_norm;
 
   uint32_t d_ff() const { return down.cols; }  // of one expert
   std::vector<Tensor> tensors() const {
-    return {gate,      up,          down,      router,      router_bias, choice_bias, gate_bias, up_bias,
-            down_bias, shared.gate, shared.up, shared.down, shared_gate, gate_scale,  up_scale,  down_scale};
+    return {gate,     up,         down,        router,      router_bias, choice_bias, gate_bias,
+            up_bias,  down_bias,  shared.gate, shared.up,   shared.down, shared_gate, gate_scale,
+            up_scale, down_scale, factor,      router_norm, norm,        post_norm,   shared_post_norm};
   }
 };
 using FeedForward = std::variant<Dense, Experts>;
+
+// What a layer adds to the stream from the token itself (gemma4). Its width is that of a layer's part of
+// Model::layer_embedding. Empty tensors: it adds nothing.
+struct TokenBranch {
+  Tensor project, project_norm;  // [width][d_model], f32 [width]: of the stream before the first layer
+  Tensor gate;                   // [width][d_model]
+  Tensor out, out_norm;          // [d_model][width], f32 [d_model]
+
+  uint32_t width() const { return gate.rows; }
+  std::vector<Tensor> tensors() const { return {project, project_norm, gate, out, out_norm}; }
+};
 
 // A layer describes itself completely. Layers of one model may differ in everything except d_model.
 struct Layer {
@@ -177,6 +201,8 @@ struct Layer {
   std::vector<Mixer> mixers;
   FeedForward feed_forward;
   bool parallel = false;  // the feed-forward reads the normed input of the mixers, not their output (cohere2)
+  TokenBranch token_branch;
+  float scale = 1;  // factor of the stream after the layer (gemma4)
 
   // Null: the layer has no attention, and its tokens have no entries in the pool.
   const AttentionMixer* attention() const;
@@ -185,6 +211,8 @@ struct Layer {
   uint64_t state_bytes() const;
   // Whether each token attends to all earlier ones.
   bool attends_to_all() const { return attention() && !attention()->window; }
+  // Whether it also has their keys itself, so that a retention policy decides which of them stay.
+  bool retains() const { return attends_to_all() && attention()->has_keys(); }
   std::vector<Tensor> tensors() const;
 };
 
@@ -195,7 +223,7 @@ struct Retainer {
   enum class Input { kQkv, kX };  // query, key and value before RoPE; or the input of W_q
 
   // The networks of one layer. Tensors that the kind does not use are empty. All tensors are empty if the
-  // layer has no attention, and in a windowed layer, because it keeps its most recent tokens.
+  // layer has no keys of its own, and in a windowed layer, because it keeps its most recent tokens.
   struct Networks {
     Tensor fc1, fc1_bias;  // locret, mlp: [hidden][input]; f32 [hidden], mlp only
     Tensor fc2, fc2_bias;  // scores from that or from the input: [Hkv][hidden], f32 [Hkv]
@@ -261,9 +289,15 @@ class Model {
   float logit_scale = 1, logit_cap = 0;  // factor and cap of the logits
   RopeScheme rope;
   RopeScheme window_rope;  // of windowed layers; without frequencies: like the others
+  const RopeScheme& rope_of(const AttentionMixer& m) const {
+    return m.window && !window_rope.inverse_frequency.empty() ? window_rope : rope;
+  }
   // With tied embeddings, `output` consists of rows of token_embedding. It has one row for each token that
   // may follow: fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
   Tensor token_embedding, output_norm, output;
+  // For each token, the parts of its row that the layers' token branches read, one after the other. A device
+  // gets only the rows of a step's tokens.
+  Tensor layer_embedding;
   std::vector<Layer> layers;  // empty for a vocabulary-only file
   std::vector<ReorderedMatrix> reordered;
   // The layer of each run: the KV heads of the first layer, then those of the next one.
@@ -297,6 +331,8 @@ class Model {
 
   // `shape` with the sizes of this layer.
   ModelShape shape_of(const Layer&) const;
+  // The channels of a key in the first layer that retains; 0: there is none.
+  uint32_t retained_head_dim() const;
   // Whether any layer has a recurrent state.
   bool has_states() const;
   // The attention mixer that owns a run.

@@ -281,7 +281,7 @@ Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, st
     const std::string begin = "blk." + std::to_string(i) + "." + stem;
     Retainer::Networks& networks = retainer->layers.emplace_back();
     const AttentionMixer* attention = layers[i].attention();
-    if (!attention || (attention->window && !tensors.has_any(begin))) continue;
+    if (!attention || !attention->has_keys() || (attention->window && !tensors.has_any(begin))) continue;
     const uint32_t input = retainer->input == Input::kQkv ? attention->qkv_cols() : shape.d_model;
     THIMBLE_LET(read, read_networks(tensors, begin, *retainer, *attention, input));
     if (!attention->window) networks = read;

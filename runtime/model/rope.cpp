@@ -95,6 +95,14 @@ Status check_sections(const Gguf& gguf, const std::string& key, uint32_t pairs) 
   return {};
 }
 
+// Reads how many channels of a head rotate.
+Status read_rotating(const Gguf& gguf, const std::string& key, uint32_t head_dim, uint32_t& n_rot) {
+  THIMBLE_TRY(read_count(gguf, key, head_dim, head_dim, n_rot));
+  if (n_rot % 2 == 0) return {};
+  return error(Code::kFormat, "%s: key '%s' is %" PRIu32 ", which is odd", gguf.name().c_str(), key.c_str(),
+               n_rot);
+}
+
 // The scaling of a base's frequencies.
 struct Scaling {
   double factor = 1;
@@ -126,10 +134,7 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
   RopeScheme& rope = model.rope;
   const std::string keys = prefix + ".rope.", scaling_keys = keys + "scaling.";
   const uint32_t head_dim = model.shape.head_dim;
-  THIMBLE_TRY(read_count(gguf, keys + "dimension_count", head_dim, head_dim, rope.n_rot));
-  if (rope.n_rot % 2 != 0)
-    return error(Code::kFormat, "%s: key '%sdimension_count' is %" PRIu32 ", which is odd",
-                 gguf.name().c_str(), keys.c_str(), rope.n_rot);
+  THIMBLE_TRY(read_rotating(gguf, keys + "dimension_count", head_dim, rope.n_rot));
   if (rules.alternates) THIMBLE_TRY(check_sections(gguf, keys + "dimension_sections", rope.n_rot / 2));
   THIMBLE_LET(base, read_base(gguf, keys + "freq_base", 10000));
   if (rules.reads_alpha && head_dim > 2) {
@@ -189,9 +194,12 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
     THIMBLE_LET(llama3_divisors, read_divisors(gguf, tensors, "rope_freqs.weight", rope.n_rot));
     scaling.divisors = llama3_divisors;
   }
+  uint32_t window_rot = rope.n_rot;
+  if (rules.window_head_dim)
+    THIMBLE_TRY(read_rotating(gguf, keys + "dimension_count_swa", rules.window_head_dim, window_rot));
   if (!rules.scales_windows)
-    model.window_rope =
-        with_base({.pairing = rope.pairing, .n_rot = rope.n_rot}, {.divisors = ones}, window_base);
+    model.window_rope = with_base({.pairing = rope.pairing, .n_rot = window_rot},
+                                  {.divisors = std::vector<double>(window_rot / 2, 1.0)}, window_base);
   else if (window_base != base)
     model.window_rope = with_base(rope, scaling, window_base);
   rope = with_base(rope, scaling, base);

@@ -9,6 +9,7 @@ namespace thimble {
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
     : full_keys_(full_key_cost(model)) {
   for (const Layer& layer : model.layers) {
+    layers_ += product_cost(layer.token_branch);
     for (const Mixer& mixer : layer.mixers)
       layers_ += std::visit([](const auto& m) { return product_cost(m) + state_cost(m); }, mixer);
     if (layer.has_window())

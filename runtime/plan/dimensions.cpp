@@ -74,26 +74,52 @@ std::vector<uint32_t> divide_pool(const Model& model, std::span<const float> sha
   return keeps;
 }
 
-// The index of each run's first entry, with the entries of all layers one after the other.
-std::vector<uint64_t> begins_of(const std::vector<HeadRun>& runs) {
+// The index of each run's first entry, with the entries of all layers one after the other. `moves`: those of
+// windowed layers do not count, because they have arrays of their own.
+std::vector<uint64_t> begins_of(const Model& model, const std::vector<HeadRun>& runs, bool moves) {
   std::vector<uint64_t> begins(1, 0);
-  for (const HeadRun& run : runs) begins.push_back(begins.back() + run.capacity);
+  for (size_t i = 0; i < runs.size(); ++i)
+    begins.push_back(begins.back() + (moves && model.owner_of_run(i).window ? 0 : runs[i].capacity));
   return begins;
 }
 
-// Sets where runs begin in their layers' arrays.
+// Places the runs of a windowed layer in its own arrays, one after the other. They are the same in every
+// division.
+uint32_t place_windows(const AttentionMixer& m, std::vector<Division>& divisions) {
+  uint64_t entries = 0;
+  for (uint32_t i = m.first_run; i < m.first_run + m.kv_heads; ++i) {
+    for (Division& division : divisions) division.runs[i].first = static_cast<uint32_t>(entries);
+    entries += divisions.front().runs[i].capacity;
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(entries, UINT32_MAX));
+}
+
+// Sets where runs begin in their layers' arrays. If runs move, they move between the arrays of all layers
+// without a window.
 void place_runs(const Model& model, Dimensions& d) {
   d.moves = d.divisions.size() > 1;
   if (!d.moves) d.divisions.clear();
   std::vector<std::vector<uint64_t>> begins;  // for each division
-  for (const Division& division : d.divisions) begins.push_back(begins_of(division.runs));
-  if (!d.moves) begins.push_back(begins_of(d.runs));
+  for (const Division& division : d.divisions) begins.push_back(begins_of(model, division.runs, true));
+  if (!d.moves) begins.push_back(begins_of(model, d.runs, false));
   for (const std::vector<uint64_t>& all : begins) d.pool_entries = std::max(d.pool_entries, all.back());
+  const auto place = [&](uint64_t first, uint32_t entries) {
+    d.layer_first.push_back(first);
+    d.layer_entries.push_back(entries);
+    d.most_layer_entries = std::max(d.most_layer_entries, entries);
+  };
   for (const Layer& layer : model.layers) {
     const AttentionMixer* attention = layer.attention();
     if (!attention) {
-      d.layer_first.push_back(0);
-      d.layer_entries.push_back(0);
+      place(0, 0);
+      continue;
+    }
+    if (!attention->has_keys()) {
+      place(d.layer_first[attention->owner], d.layer_entries[attention->owner]);
+      continue;
+    }
+    if (d.moves && attention->window) {
+      place(0, place_windows(*attention, d.divisions));
       continue;
     }
     const uint32_t head = attention->first_run, kv_heads = attention->kv_heads;
@@ -103,9 +129,7 @@ void place_runs(const Model& model, Dimensions& d) {
       end = std::max(end, all[head + kv_heads]);
     }
     if (d.moves) first -= first % kLayerAlignment;
-    d.layer_first.push_back(first);
-    d.layer_entries.push_back(static_cast<uint32_t>(std::min<uint64_t>(end - first, UINT32_MAX)));
-    d.most_layer_entries = std::max(d.most_layer_entries, d.layer_entries.back());
+    place(first, static_cast<uint32_t>(std::min<uint64_t>(end - first, UINT32_MAX)));
     for (uint32_t i = head; i < head + kv_heads; ++i) {
       if (!d.moves) d.runs[i].first = static_cast<uint32_t>(begins[0][i] - first);
       for (size_t k = 0; k < d.divisions.size(); ++k)
@@ -189,8 +213,11 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
             d.mixed_cols = std::max(d.mixed_cols, m.last_cols());
           },
           mixer);
-  for (size_t i = 0; i < d.runs.size(); ++i)
-    d.qkv_cols = std::max(d.qkv_cols, model.owner_of_run(i).qkv_cols());
+  for (const Layer& layer : model.layers) {
+    if (!layer.attention()) continue;
+    d.qkv_cols = std::max(d.qkv_cols, layer.attention()->qkv_cols());
+    d.kv_cols = std::max(d.kv_cols, layer.attention()->kv_cols());
+  }
   d.state_slots = state_slots(model, o);
   if (d.state_slots) d.most_recent = uint64_t(d.capacity) + o.chunk;
   d.most_waiting = std::max<uint64_t>(uint64_t(o.chunk) + o.local + 1, d.most_recent);

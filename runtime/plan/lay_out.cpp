@@ -6,32 +6,40 @@
 namespace thimble {
 namespace {
 
+// The arrays of the layers without a window, if runs move: parts of arrays in which all their runs are. These
+// layers have keys of the same width.
+void place_moving(const Model& model, const Dimensions& d, Arena& arena, std::vector<LayerPool>& layers) {
+  const uint64_t f32 = 4, i32 = 4, key = kv_bytes(DType::kF16, model.retained_head_dim());
+  const LayerPool all{.k = {.values = arena.place(d.pool_entries * key)},
+                      .v = {.values = arena.place(d.pool_entries * key)},
+                      .pos = arena.place(d.pool_entries * i32),
+                      .cis = arena.place(d.pool_entries * f32)};
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (!model.layers[i].retains()) continue;
+    const auto part = [&](const View& array) {
+      const uint64_t entry_bytes = array.bytes / d.pool_entries;
+      return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
+    };
+    layers[i].k.values = part(all.k.values);
+    layers[i].v.values = part(all.v.values);
+    layers[i].pos = part(all.pos);
+    layers[i].cis = part(all.cis);
+  }
+}
+
 std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena& arena) {
   const uint64_t f32 = 4, i32 = 4;
   std::vector<LayerPool> layers(model.layers.size());
-  if (d.moves) {
-    // Entries move between layers, so all layers must have keys of the same width.
-    const uint64_t key = kv_bytes(DType::kF16, model.shape.head_dim);
-    const LayerPool all{.k = {.values = arena.place(d.pool_entries * key)},
-                        .v = {.values = arena.place(d.pool_entries * key)},
-                        .pos = arena.place(d.pool_entries * i32),
-                        .cis = arena.place(d.pool_entries * f32)};
-    for (size_t i = 0; i < layers.size(); ++i) {
-      const auto part = [&](const View& array) {
-        const uint64_t entry_bytes = array.bytes / d.pool_entries;
-        return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
-      };
-      layers[i].k.values = part(all.k.values);
-      layers[i].v.values = part(all.v.values);
-      layers[i].pos = part(all.pos);
-      layers[i].cis = part(all.cis);
-    }
-    return layers;
-  }
+  if (d.moves) place_moving(model, d, arena, layers);
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionMixer* attention = model.layers[i].attention();
     if (!attention) continue;
     LayerPool& layer = layers[i];
+    if (!attention->has_keys()) {
+      layer = layers[attention->owner];
+      continue;
+    }
+    if (d.moves && !attention->window) continue;
     const uint64_t entries = d.layer_entries[i];
     layer.k.values = arena.place(entries * kv_bytes(layer.k.type, attention->head_dim));
     layer.v.values = arena.place(entries * kv_bytes(layer.v.type, attention->head_dim));
@@ -41,11 +49,39 @@ std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena
   return layers;
 }
 
+// The chunk's rows of each layer: those of layers whose keys other layers read, and those of all others.
+std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
+  const uint64_t f32 = 4, i32 = 4, rows = s.options.chunk;
+  const auto place = [&](uint64_t kv_heads, uint32_t kv_cols) {
+    ChunkRows chunk;
+    chunk.k.values = arena.place(rows * kv_bytes(chunk.k.type, kv_cols));
+    chunk.v.values = arena.place(rows * kv_bytes(chunk.v.type, kv_cols));
+    chunk.pos = arena.place(rows * kv_heads * i32);
+    if (s.dimensions.evicts) chunk.cis = arena.place(rows * kv_heads * f32);
+    return chunk;
+  };
+  std::vector<ChunkRows> chunks(s.model.layers.size(), place(s.model.shape.kv_heads, s.dimensions.kv_cols));
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const AttentionMixer* m = s.model.layers[i].attention();
+    if (!m) continue;
+    if (!m->has_keys())
+      chunks[i] = chunks[m->owner];
+    else if (m->last_reader != i)
+      chunks[i] = place(m->kv_heads, m->kv_cols());
+  }
+  return chunks;
+}
+
 // The columns that a layer's feed-forward needs for one row.
 uint64_t ffn_cols(const Layer& layer) {
   const auto* experts = std::get_if<Experts>(&layer.feed_forward);
   if (!experts) return std::get<Dense>(layer.feed_forward).down.cols;
   return std::max(experts->route.chosen * uint64_t(experts->d_ff()), uint64_t(experts->shared.down.cols));
+}
+
+bool norms_experts(const Layer& layer) {
+  const auto* experts = std::get_if<Experts>(&layer.feed_forward);
+  return experts && experts->norm;
 }
 
 }  // namespace
@@ -57,7 +93,6 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   const Dimensions& d = setting.dimensions;
   const ModelShape& s = model.shape;
   const uint64_t f32 = 4, i32 = 4;
-  const uint64_t chunk_entries = uint64_t(s.kv_heads) * o.chunk;
 
   Layout l;
   l.layers = place_pool(model, d, pool);
@@ -75,29 +110,28 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   }
 
   const uint64_t rows = o.chunk;
-  const uint64_t rope_words = uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot;
+  const auto rope_words = [&](const RopeScheme& rope) {
+    return uint64_t(rope_table_rows(d.rope_positions)) * rope.n_rot;
+  };
   const bool weighted = std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& layer) {
     return layer.attention() && layer.attention()->norms_behind_rotation;
   });
-  if (weighted) l.query_weights = static_cast<uint32_t>(rope_words);
-  l.rope = workspace.place((rope_words + (weighted ? uint64_t(s.layers) * s.head_dim : 0)) * f32);
-  if (!model.window_rope.inverse_frequency.empty()) l.window_rope = workspace.place(l.rope.bytes);
+  if (weighted) l.query_weights = static_cast<uint32_t>(rope_words(model.rope));
+  l.rope = workspace.place((rope_words(model.rope) + (weighted ? uint64_t(s.layers) * s.head_dim : 0)) * f32);
+  if (!model.window_rope.inverse_frequency.empty())
+    l.window_rope = workspace.place(rope_words(model.window_rope) * f32);
   l.scratch = workspace.place(scratch);
   l.x = workspace.place(rows * s.d_model * f32);
   l.norm = workspace.place(rows * s.d_model * f32);
   l.logit_x = workspace.place(uint64_t(kLogitRowsAtOnce) * s.d_model * f32);
-  const uint64_t view_bytes = uint64_t(s.kv_heads) * d.view_capacity * s.head_dim * device.view_element_bytes;
+  const uint64_t view_bytes = uint64_t(d.view_capacity) * d.kv_cols * device.view_element_bytes;
   for (KvArray* view : {&l.view_k, &l.view_v}) {
     view->values = workspace.place(view_bytes);
     view->type = device.view_element_bytes == 4 ? DType::kF32 : DType::kF16;
   }
-  l.chunk_k.values = workspace.place(chunk_entries * kv_bytes(l.chunk_k.type, s.head_dim));
-  l.chunk_v.values = workspace.place(chunk_entries * kv_bytes(l.chunk_v.type, s.head_dim));
-  l.chunk_pos = workspace.place(chunk_entries * i32);
-  if (d.evicts) {
-    l.chunk_cis = workspace.place(chunk_entries * f32);
-    l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
-  }
+  l.chunks = place_chunks(setting, workspace);
+  if (d.evicts) l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
+  if (model.layer_embedding) l.first_x = workspace.place(rows * s.d_model * f32);
   l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * model.output.rows * f32);
   l.position_sums = workspace.place(kPositionsAtOnce * f32);
   // The buffers of attention and of the feed-forward are never used at the same time, so they share memory.
@@ -118,6 +152,17 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);
     l.expert_weight = workspace.place(rows * s.chosen_experts * f32);
   }
+  if (std::any_of(model.layers.begin(), model.layers.end(), norms_experts)) {
+    l.expert_sum = workspace.place(rows * s.d_model * f32);
+    l.branch_sum = workspace.place(rows * s.d_model * f32);
+  }
+  // The branches of the token come after both.
+  workspace.release(before_attention);
+  if (model.layer_embedding) {
+    const uint64_t width = model.layers[0].token_branch.width();
+    l.token_part = workspace.place(rows * width * f32);
+    l.token_gate = workspace.place(rows * width * f32);
+  }
   // Reports run between steps, when none of these buffers is used. The lists that they read are in the pool
   // if the session watches.
   if (o.watch) {
@@ -136,16 +181,19 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.host_logits = io.place(model.output.rows * f32);
     if (model.output.data != model.token_embedding.data)
       l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
+    if (const Tensor& table = model.layer_embedding)
+      l.layer_embedding_rows = io.place(rows * dtype_bytes(table.type, table.cols));
   }
   return l;
 }
 
 Status write_rope_tables(Device& device, const Setting& setting, const Layout& l, uint32_t context) {
-  std::vector<float> table(l.rope.bytes / sizeof(float));
-  const auto write = [&](const RopeScheme& rope, const View& to) {
+  const auto filled = [&](const RopeScheme& rope, const View& to) {
+    std::vector<float> table(to.bytes / sizeof(float));
     fill_rope_table(rope, setting.dimensions.rope_positions, context, table.data());
-    return device.write(to, table.data());
+    return table;
   };
+  std::vector<float> table = filled(setting.model.rope, l.rope);
   const uint32_t head_dim = setting.model.shape.head_dim;
   for (uint32_t i = 0; i < setting.model.layers.size() && l.query_weights; ++i) {
     const AttentionMixer* attention = setting.model.layers[i].attention();
@@ -154,21 +202,26 @@ Status write_rope_tables(Device& device, const Setting& setting, const Layout& l
     const float* k = reinterpret_cast<const float*>(attention->k_norm.data);
     for (uint32_t c = 0; c < head_dim; ++c) table[l.query_weights + i * head_dim + c] = q[c] * k[c];
   }
-  THIMBLE_TRY(write(setting.model.rope, l.rope));
-  return l.window_rope ? write(setting.model.window_rope, l.window_rope) : Status();
+  THIMBLE_TRY(device.write(l.rope, table.data()));
+  if (!l.window_rope) return {};
+  return device.write(l.window_rope, filled(setting.model.window_rope, l.window_rope).data());
 }
 
-void set_tokens(const Model& model, const Layout& l, std::span<const int32_t> tokens) {
-  int32_t* ids = on_host<int32_t>(l.tokens);
-  std::copy(tokens.begin(), tokens.end(), ids);
-  if (!l.embedding_rows) return;
-  const Tensor& table = model.token_embedding;
+namespace {
+
+void copy_rows(const Tensor& table, std::span<const int32_t> tokens, const View& to) {
   const uint64_t row_bytes = dtype_bytes(table.type, table.cols);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    std::memcpy(on_host<std::byte>(l.embedding_rows) + i * row_bytes,
+  for (size_t i = 0; i < tokens.size(); ++i)
+    std::memcpy(on_host<std::byte>(to) + i * row_bytes,
                 table.data + static_cast<uint64_t>(tokens[i]) * row_bytes, row_bytes);
-    ids[i] = static_cast<int32_t>(i);
-  }
+}
+
+}  // namespace
+
+void set_tokens(const Model& model, const Layout& l, std::span<const int32_t> tokens) {
+  std::copy(tokens.begin(), tokens.end(), on_host<int32_t>(l.tokens));
+  if (l.embedding_rows) copy_rows(model.token_embedding, tokens, l.embedding_rows);
+  if (l.layer_embedding_rows) copy_rows(model.layer_embedding, tokens, l.layer_embedding_rows);
 }
 
 }  // namespace thimble

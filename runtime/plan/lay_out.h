@@ -14,8 +14,7 @@ Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, A
                Arena& io);
 // Fills the RoPE tables. `context` decides which factors longrope uses.
 Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
-// Gives a step its tokens. If the embedding stays on the host, the step also gets the embedding's rows of
-// these tokens, and its tokens become indices of these rows.
+// Gives a step its tokens. Of an embedding that stays on the host, the step gets the rows of these tokens.
 void set_tokens(const Model&, const Layout&, std::span<const int32_t> tokens);
 
 }  // namespace thimble

@@ -43,6 +43,13 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
           .heads = static_cast<uint32_t>(d.runs.size())};
 }
 
+// Whether the keys of all layers among which runs may move have the same width.
+bool have_equal_widths(const Model& model) {
+  return std::all_of(model.layers.begin(), model.layers.end(), [&](const Layer& layer) {
+    return !layer.retains() || layer.attention()->head_dim == model.retained_head_dim();
+  });
+}
+
 // Whether selecting and attending to the selection reads fewer bytes than attending to a full pool (methods
 // 6.2).
 bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
@@ -80,6 +87,9 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   plan.options = o;
   plan.dimensions = dimensions(model, o, policies);
   const Dimensions& d = plan.dimensions;
+  if (d.moves && !have_equal_widths(model))
+    return error(Code::kUnsupported,
+                 "heads of different widths cannot share one pool unequally; leave the shares out");
   if (d.most_layer_entries > kMostLayerEntries)
     return error(
         Code::kUnsupported,

@@ -34,7 +34,7 @@ class Locret : public RetentionPolicy {
     const auto [first, second] = retainer.matrices();
     rings_.clear();
     for (const Layer& layer : s.model.layers)
-      rings_.push_back(layer.attends_to_all()
+      rings_.push_back(layer.retains()
                            ? pool.place(uint64_t(kBatchRows) * input_cols(s, *layer.attention()) * f32)
                            : View{});
     first_ = workspace.place(rows * first.rows * f32);
@@ -51,7 +51,7 @@ class Locret : public RetentionPolicy {
     const uint32_t cols = input_cols(l.setting, l.attention()),
                    stride = of_qkv ? l.setting.dimensions.qkv_cols : cols;
     if (l.chunk)
-      score(l, input, stride, l.at.chunk_cis, kIntoChunk);
+      score(l, input, stride, l.chunk_rows().cis, kIntoChunk);
     else
       l.recorder.record(Copy{.src = input,
                              .dst = rings_[l.layer],

@@ -125,7 +125,7 @@ Status SelectionPolicy::add_list_counts(Device& device, const List& list, Select
 void store_plain_score(const LayerStep& l, uint32_t kind) {
   const SessionOptions& o = l.setting.options;
   l.recorder.record(CisStore{.score = {},
-                             .cis = l.chunk ? l.at.chunk_cis : l.pool().cis,
+                             .cis = l.chunk ? l.chunk_rows().cis : l.pool().cis,
                              .p = {.first_head = 0,
                                    .heads = l.attention().kv_heads,
                                    .kind = kind,
@@ -141,13 +141,13 @@ void record_query_score(const LayerStep& l, const View& query, const View& sums)
   const bool last = bool(query);
   l.recorder.record(QueryScore{.q = last ? query : l.at.qkv,
                                .k = l.pool().k,
-                               .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
+                               .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
                                .list = {},
                                .rope = l.rope_table(),
                                .sinks = l.weights.of(m.sinks),
                                .sums = sums,
                                .cis = l.pool().cis,
-                               .chunk_cis = l.chunk ? l.at.chunk_cis : View{},
+                               .chunk_cis = l.chunk ? l.chunk_rows().cis : View{},
                                .p = {.first_head = 0,
                                      .heads = m.kv_heads,
                                      .group = m.group(),
@@ -173,13 +173,12 @@ Status check_scope_of_keys(const SessionOptions& o) {
 
 KeySums place_key_sums(const Setting& s, Arena& workspace) {
   const auto blocks = static_cast<uint32_t>(ceil_div(s.dimensions.reach, kKeyDiffBlock));
-  return {blocks, workspace.place(uint64_t(s.model.shape.kv_heads) * blocks * s.model.shape.head_dim *
-                                  sizeof(float))};
+  return {blocks, workspace.place(blocks * uint64_t(s.dimensions.kv_cols) * sizeof(float))};
 }
 
 void record_key_diff(const LayerStep& l, const KeySums& sums, const RetentionPolicy::Scores& into) {
   l.recorder.record(KeyDiff{.k = l.pool().k,
-                            .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
+                            .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
                             .sums = sums.sums,
                             .cis = into.pool,
                             .chunk_cis = into.chunk,

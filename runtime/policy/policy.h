@@ -40,8 +40,9 @@ struct LayerStep {
   bool chunk;
 
   const LayerPool& pool() const { return at.layers[layer]; }
+  const ChunkRows& chunk_rows() const { return at.chunks[layer]; }
   const Layer& model_layer() const { return setting.model.layers[layer]; }
-  // The layer's attention. Policies only get layers that have one.
+  // The layer's attention. Policies only get layers that have one; a retention, only those with own keys.
   const AttentionMixer& attention() const { return *model_layer().attention(); }
   // The row of its first head in the table of HeadState.
   uint32_t head_state() const { return attention().first_run; }
@@ -49,9 +50,10 @@ struct LayerStep {
   const View& input() const { return model_layer().norm ? at.norm : at.x; }
   // The rotation of the layer's queries and keys. rope_table() is the table that it reads.
   RopeParams rope() const {
+    const RopeScheme& rope = setting.model.rope_of(attention());
     return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
-            .pairing = setting.model.rope.pairing,
-            .n_rot = attention().rotates ? setting.model.rope.n_rot : 0,
+            .pairing = rope.pairing,
+            .n_rot = attention().rotates ? rope.n_rot : 0,
             .query_weight =
                 attention().norms_behind_rotation ? at.query_weights + layer * attention().head_dim : 0};
   }
@@ -124,10 +126,10 @@ class RetentionPolicy {
   virtual void record_eviction(const LayerStep&) const {}
   // The scores by which an eviction ranks the entries of the pool and of the chunk.
   struct Scores {
-    View pool, chunk;  // shaped like LayerPool::cis and Layout::chunk_cis
+    View pool, chunk;  // shaped like LayerPool::cis and ChunkRows::cis
   };
   virtual Scores ranked_by(const LayerStep& l) const {
-    return {l.pool().cis, l.chunk ? l.at.chunk_cis : View{}};
+    return {l.pool().cis, l.chunk ? l.chunk_rows().cis : View{}};
   }
   // Records the ops that score the waiting tokens, if the policy scores later than at once. In a second
   // reading it finds their rows where record() finds the rows of a chunk.

@@ -37,8 +37,12 @@ class Quest : public SelectionPolicy {
     const uint64_t f32 = 4, i32 = 4;
     const uint32_t page = s.options.select_page;
     bounds_.clear();
-    for (uint32_t i = 0; i < m.layers; ++i)
-      bounds_.push_back(chooses(s, i) ? pool.place(bounds_bytes(s, *s.model.layers[i].attention())) : View{});
+    for (uint32_t i = 0; i < m.layers; ++i) {
+      const AttentionMixer* attention = s.model.layers[i].attention();
+      bounds_.push_back(!chooses(s, i)          ? View{}
+                        : attention->has_keys() ? pool.place(bounds_bytes(s, *attention))
+                                                : bounds_[attention->owner]);
+    }
     page_capacity_ = static_cast<uint32_t>(ceil_div(s.dimensions.reach, page));
     list_capacity_ = 1 + most_attended(s.options);
     const uint64_t list_bytes = uint64_t(m.kv_heads) * list_capacity_ * i32;
@@ -53,8 +57,8 @@ class Quest : public SelectionPolicy {
 
   List record(const LayerStep& l) const override {
     if (l.chunk || !chooses(l.setting, l.layer)) return {};
-    record_bounds(l, false);
     const AttentionMixer& m = l.attention();
+    if (m.has_keys()) record_bounds(l, false);
     const uint32_t page = l.setting.options.select_page, group = m.group();
     l.recorder.record(PageScore{.q = l.at.qkv,
                                 .bounds = bounds_[l.layer],
@@ -147,8 +151,10 @@ class Quest : public SelectionPolicy {
 
  private:
   static uint32_t pages(const SessionOptions& o) { return o.select_k / o.select_page; }
+  // A layer that attends to the keys of an earlier one needs the bounds of that one.
   static bool chooses(const Setting& s, uint32_t layer) {
-    return layer >= s.options.dense_layers && s.model.layers[layer].attends_to_all();
+    const Layer& its = s.model.layers[layer];
+    return its.attends_to_all() && its.attention()->owner >= s.options.dense_layers;
   }
   // The bytes of a layer's bounds, with as many pages as PageBoundsParams counts.
   static uint64_t bounds_bytes(const Setting& s, const AttentionMixer& m) {

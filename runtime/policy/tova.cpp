@@ -23,9 +23,8 @@ class Tova : public RetentionPolicy {
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
     queries_.clear();
     for (const Layer& layer : s.model.layers)
-      queries_.push_back(layer.attends_to_all()
-                             ? pool.place(uint64_t(layer.attention()->q_cols()) * sizeof(float))
-                             : View{});
+      queries_.push_back(layer.retains() ? pool.place(uint64_t(layer.attention()->q_cols()) * sizeof(float))
+                                         : View{});
     sums_ = workspace.place(s.model.shape.heads * kQueryScoreSums * sizeof(float));
   }
 

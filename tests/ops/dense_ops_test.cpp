@@ -796,6 +796,7 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
   for (uint32_t cols : {1u, 31u, 33u, 64u, 128u, 1000u, 4096u})
     for (uint32_t groups : {1u, 3u})
       for (bool in_place : {false, true}) {
+        const bool weighted = groups == 3 || in_place;
         SCOPED_TRACE(::testing::Message()
                      << cols << " columns, " << groups << " groups" << (in_place ? ", in place" : ""));
         clear();
@@ -807,7 +808,7 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
         const View y = in_place ? from : output<float>(placed.size());
         const RmsNorm op{
             from,
-            input(w),
+            weighted ? input(w) : View{},
             y,
             {.cols = cols, .groups = groups, .row_stride = stride, .eps = 1e-6f, .rows = kStepRows}};
         run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
@@ -818,7 +819,7 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
             squares += double{x[size_t(v) * cols + i]} * double{x[size_t(v) * cols + i]};
           const double scale = 1 / std::sqrt(squares / cols + 1e-6);
           for (uint32_t i = 0; i < cols; ++i) {
-            const double exact = double{x[size_t(v) * cols + i]} * scale * double{w[i]};
+            const double exact = double{x[size_t(v) * cols + i]} * scale * (weighted ? double{w[i]} : 1);
             // The sum of squares is off by at most `cols` half ulps, which the root halves; six more
             // operations follow.
             ASSERT_NEAR(got[size_t(v / groups) * stride + (v % groups) * cols + i], exact,
@@ -918,16 +919,23 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
   for (uint32_t act : {kActSilu, kActGeluErf})
     for (uint32_t cols : {1u, 31u, 33u, 1000u}) {
       clear();
-      const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8);
-      const View v = inout(padded_rows(x, size_t(9) * cols));
-      run({.n_rows = 7}, 9, [&](Recorder& r) { r.record(Activation{v, {.cols = cols, .act = act}}); });
+      const bool multiplies = cols % 2 != 0;
+      const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8),
+                               times = random.floats(size_t(7) * cols, -3, 3);
+      const View v = inout(padded_rows(x, size_t(9) * cols)),
+                 factors = multiplies ? input(padded_rows(times, size_t(9) * cols)) : View{};
+      run({.n_rows = 7}, 9, [&](Recorder& r) {
+        r.record(Activation{v, {.cols = cols, .act = act}, factors});
+      });
       const std::vector<float> got = get<float>(v);
       for (size_t i = 0; i < x.size(); ++i) {
         const double a = x[i];
-        const double exact = act == kActSilu ? a / (1 + std::exp(-a)) : a / 2 * std::erfc(-a / std::sqrt(2));
+        const double exact =
+            (act == kActSilu ? a / (1 + std::exp(-a)) : a / 2 * std::erfc(-a / std::sqrt(2))) *
+            (multiplies ? double{times[i]} : 1);
         // silu as in kernels_test; gelu as accurate as it is without erfc (gelu_erf.glsl). An erfc within 4
-        // ulp whose argument has two roundings is no worse.
-        const double half_ulps = act == kActSilu ? 6 : 20 + 2 * a * a;
+        // ulp whose argument has two roundings is no worse. The product rounds once more.
+        const double half_ulps = (act == kActSilu ? 6 : 20 + 2 * a * a) + multiplies;
         ASSERT_NEAR(got[i], exact, std::fabs(exact) * half_ulps * 0x1p-24) << "act " << act << " of " << a;
       }
       if (GetParam() == "cpu") {
@@ -973,6 +981,31 @@ TEST_P(DenseOps, EmbedTakesRowsOfTheTable) {
         ASSERT_TRUE(is_poison(got, 5 * cols, 3 * cols));
       }
     }
+}
+
+// Some columns of row r of a table, without tokens, scaled.
+TEST_P(DenseOps, EmbedTakesColumnsOfRows) {
+  Random random;
+  for (DType type : types()) {
+    const uint32_t block = std::max(dtype_info(type).block, 32u), cols = 2 * block, column = 3 * block;
+    SCOPED_TRACE(dtype_info(type).name);
+    clear();
+    const uint32_t columns = 6 * block, rows = 5, max_rows = 8;
+    const Matrix table = random_matrix(random, type, max_rows, columns);
+    const View x = output<float>(max_rows * cols);
+    const Embed op{{},
+                   weight(type, max_rows, columns, table.bytes),
+                   x,
+                   {.cols = cols, .column = column, .scale = 0.25f}};
+    run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
+    const std::vector<float> got = get<float>(x);
+    for (uint32_t r = 0; r < rows; ++r)
+      for (uint32_t i = 0; i < cols; ++i)
+        ASSERT_EQ(got[r * cols + i], 0.25f * table.values[size_t(r) * columns + column + i]);
+    if (GetParam() == "cpu") {
+      ASSERT_TRUE(is_poison(got, rows * cols, (max_rows - rows) * cols));
+    }
+  }
 }
 
 TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesNonFiniteRows) {

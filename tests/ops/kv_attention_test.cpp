@@ -13,7 +13,7 @@ const std::vector<uint32_t> kHeadSizes = {64, 80, 96, 128, 256};
 TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
   for (const uint32_t mode : {kRopeList, kRopeOriginal})
     for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
-      for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
+      for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u, 512u}) {
         const Rotation rotation{mode, pairing, dh - 16, 1.19};
         const uint32_t heads = 3, rows = 5, capacity = 40, stride = 2 * heads * dh + 7, entries = 31;
         Random random{dh + pairing};
@@ -461,7 +461,7 @@ TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
     for (const uint32_t mode : {kRopeList, kRopeOriginal})
       for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
         for (const bool listed : {false, true})
-          for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
+          for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u, 512u}) {
             const Rotation rotation{mode, pairing, dh - 16, 1.19};
             Random random{dh};
             clear();
@@ -837,6 +837,51 @@ TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfTheVisibleValues) {
   check_mean({.kv_heads = 2, .group = 7, .dh = 128, .entries = 19999, .rows = 1}, kFromPool);
   check_mean({.kv_heads = 1, .group = 8, .dh = 64, .entries = 69999, .rows = 1}, kFromPool);
   check_mean({.kv_heads = 4, .group = 4, .dh = 64, .entries = 19999, .rows = 1, .listed = 2688}, kFromPool);
+}
+
+// The widest heads have kernels of their own on some devices.
+TEST_P(KvAttention, TakesHeadsOf512Channels) {
+  if (is_variation()) return;
+  for (const uint32_t pairing : {kRopeHalves, kRopeAdjacent}) {
+    const Rotation rotation{.pairing = pairing, .n_rot = 512};
+    check({.kv_heads = 2, .group = 4, .dh = 512, .entries = 150, .rows = 33, .rotation = rotation});
+    check({.kv_heads = 2, .group = 8, .dh = 512, .entries = 333, .rows = 1, .rotation = rotation});
+    if (HasFatalFailure()) return;
+  }
+  check({.kv_heads = 1,
+         .group = 3,
+         .dh = 512,
+         .entries = 200,
+         .rows = 40,
+         .rotation = {kRopeOriginal},
+         .capacity = 70});
+  check({.kv_heads = 2,
+         .group = 2,
+         .dh = 512,
+         .entries = 200,
+         .rows = 1,
+         .rotation = {.n_rot = 20},
+         .listed = 90});
+  check({.kv_heads = 2, .group = 2, .dh = 512, .rows = 1, .rotation = {.n_rot = 512}, .unequal = {0, 500}});
+  check(
+      {.kv_heads = 3, .group = 2, .dh = 512, .rows = 9, .rotation = {.n_rot = 512}, .unequal = {64, 300, 0}});
+  for (const uint32_t rows : {1u, 30u})
+    check({.kv_heads = 2,
+           .group = 2,
+           .dh = 512,
+           .entries = 100,
+           .rows = rows,
+           .rotation = {.pairing = kRopeHalves, .n_rot = 512},
+           .window = 40,
+           .cap = 20,
+           .sinks = true});
+  check({.kv_heads = 2,
+         .group = 2,
+         .dh = 512,
+         .entries = 60,
+         .rows = 2,
+         .rotation = {.n_rot = 512},
+         .indices = {7, 50}});
 }
 
 // Logits reach 60 here, so caps of 2 and 20 bend them and one of 1000 hardly does.

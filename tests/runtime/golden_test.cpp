@@ -104,7 +104,10 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
   SCOPED_TRACE(name);
   const bool routed = name.find("moe") != std::string::npos || name.find("mixtral") != std::string::npos ||
                       name.find("gpt-oss") != std::string::npos;
-  const float native = golden.at("native"), exchange = device != "cpu" && routed ? 0.015f : 0;
+  // In golden 101, keys and values in f16 exchange two experts: in a computation in double, this rounding
+  // alone moves its logits by 0.0684.
+  const float rounding = number == 101 ? 0.07f : 0;
+  const float native = golden.at("native"), exchange = (device != "cpu" && routed ? 0.015f : 0) + rounding;
   expect_golden(golden, number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
                 native + exchange, opened(device));
 }
@@ -114,12 +117,12 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
 constexpr struct {
   size_t first, end;
   const char* devices;
-} kSupported[] = {{0, 30, "cpu cuda"},
+} kSupported[] = {{0, 42, "cpu cuda"},
                   {42, 54, "cpu vulkan cuda"},
                   {120, 156, "cpu vulkan cuda"},
                   {156, 162, "cpu vulkan"},
                   {162, 192, "cpu vulkan cuda"}};
-constexpr const char* kRefused[] = {"gemma4", "granitehybrid", "nemotronh", "falconh1", "deepseek2"};
+constexpr const char* kRefused[] = {"granitehybrid", "nemotronh", "falconh1", "deepseek2"};
 constexpr size_t kFamilyGoldens = 192;
 constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185};
 
@@ -181,8 +184,8 @@ TEST(FamilyGoldens, AreAllTestedButThoseOfFamiliesThatAreRefused) {
     EXPECT_NE(all[i].at("model").get<std::string>().find("tiny-cohere2moe q8_0"), std::string::npos);
 }
 
-// The first goldens are of families that every device supports. After them come gemma4, which none does, and
-// lfm2.
+// The first goldens are of families that every device supports. After them come gemma4, which the
+// tests do not run with Vulkan so far, and lfm2.
 constexpr size_t kFirstOfGemma4 = 92, kFirstOfLfm2 = 106, kGoldens = 113;
 
 std::vector<std::tuple<std::string, size_t>> architectures() {
@@ -191,7 +194,8 @@ std::vector<std::tuple<std::string, size_t>> architectures() {
     if (info.usable)
       for (size_t i = 0; i < kGoldens; ++i)
         // The goldens of the software driver cover every family and type.
-        if ((i < kFirstOfGemma4 || i >= kFirstOfLfm2) && (!info.software || i % 5 == 2))
+        if ((!info.name.starts_with("vulkan") || i < kFirstOfGemma4 || i >= kFirstOfLfm2) &&
+            (!info.software || i % 5 == 2))
           all.emplace_back(info.name, i);
   return all;
 }

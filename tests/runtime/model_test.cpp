@@ -648,7 +648,7 @@ TEST(Model, RefusesOtherArchitectures) {
   expect_refused(
       tiny_model("mamba"), Code::kUnsupported,
       "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
-      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe, qwen35, "
+      "gemma2, gemma3, gemma4, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe, qwen35, "
       "qwen35moe, qwen3next, seed_oss, ");
   expect_refused(tiny_model("minicpm3"), Code::kUnsupported,
                  "the architecture 'minicpm3' is not supported; the nearest one is minicpm (only llama, ");

@@ -240,8 +240,15 @@ inline std::shared_ptr<const Retainer> seeded_retainer(const Model& model, const
   if (kind == "adore") {
     file = seeded_controller(s, tensors);
   } else {
-    for (uint32_t layer = 0; layer < m.layers; ++layer)
-      if (model.layers[layer].attention()) add_retainer_layer(s, layer, tensors, file);
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      const AttentionMixer* attention = model.layers[layer].attention();
+      if (!attention || !attention->has_keys()) continue;
+      Seeded its = s;
+      its.heads = attention->heads;
+      its.kv_heads = attention->kv_heads;
+      its.head_dim = attention->head_dim;
+      add_retainer_layer(its, layer, tensors, file);
+    }
     set_retainer_keys(s, file);
   }
   struct Held {

@@ -61,7 +61,7 @@ inline Kept kept(const Session& session) {
   Kept all(shape.layers);
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     const AttentionMixer* attention = session.model().layers[layer].attention();
-    all[layer].resize(attention ? attention->kv_heads : 0);
+    all[layer].resize(attention && attention->has_keys() ? attention->kv_heads : 0);
     for (uint32_t head = 0; head < all[layer].size(); ++head) {
       all[layer][head].resize(must(session.kept_count(layer, head)));
       must(session.kept(layer, head, all[layer][head]));

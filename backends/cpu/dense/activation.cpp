@@ -5,7 +5,9 @@ namespace thimble::cpu {
 
 void activation(const Context& c, const Activation& op) {
   for_rows(c, c.step.n_rows, op.p.cols, [&](uint32_t row) {
-    kernels().activate(op.p.act, data<float>(op.x) + size_t(row) * op.p.cols, nullptr, op.p.cols);
+    const size_t at = size_t(row) * op.p.cols;
+    const float* times = op.times ? data<float>(op.times) + at : nullptr;
+    kernels().activate(op.p.act, data<float>(op.x) + at, times, op.p.cols);
   });
 }
 

@@ -5,7 +5,7 @@
 
 namespace thimble::cuda {
 
-// kFromView: causal attention of a step's rows to the view that kv_view made. head_dim is at most 256.
+// kFromView: causal attention of a step's rows to the view that kv_view made. head_dim is at most 256, or 512.
 void attend_view(const Launch&, const Attention&);
 uint64_t attend_view_scratch(const ModelShape&, const SessionShape&, const Card&);
 

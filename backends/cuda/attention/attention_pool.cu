@@ -419,6 +419,164 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   }
 }
 
+// Heads of 512 channels. A lane has chunks `lane` and `lane` + 32 of a row. A warp loads two rows at a time
+// straight into registers, since the stages of a ring would take too much shared memory.
+constexpr uint32_t kWideDim = 512, kWideHeads = 4, kWideWarps = 8, kWideRows = 2;
+
+template <typename Format, Pairs kPairs>
+static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
+    attend_pool_wide_kernel(const StepParams* step, const HeadState* table, AttentionParams p, const float* q,
+                            const typename Format::Unit* k, const typename Format::Unit* v,
+                            const uint32_t* lists, Rope rope, Parts parts) {
+  extern __shared__ float4 outs[];  // [warps][kWideHeads][kWideDim / 4]
+  __shared__ float2 peaks_and_sums[kWideWarps][kWideHeads];
+  const StepParams s = begin_kernel(step);
+  const HeadBlocks own_blocks = blocks_around(Attended(s, table, p, lists != nullptr));
+  if (own_blocks.head == p.heads) return;  // a surplus block
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kWideHeads;
+  const uint32_t heads = min(kWideHeads, p.group - first_head);
+  const float* const own_queries = q + (head * p.group + first_head) * kWideDim;
+  const HeadState state = table[head];
+  EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
+  // As in attend_pool_kernel: the entries of the window, and the warp's share of them.
+  const uint32_t hidden = p.window && list.count > p.window ? list.count - p.window : 0;
+  list.count -= hidden;
+  if (list.entries) list.entries += hidden;
+  const uint32_t place = warp * own_blocks.count + block_of_heads() - own_blocks.first;
+  const uint32_t share = rows_per_warp(list.count, own_blocks.count * kWideWarps, kWideRows);
+  const uint32_t first = min(place * share, list.count), end = min(first + share, list.count);
+  const uint64_t run = uint64_t(state.first) + (list.entries ? 0 : hidden);
+  const uint32_t row_units = Format::row_units(kWideDim);
+  const auto row_of = [&](const typename Format::Unit* rows, uint32_t i) {
+    return reinterpret_cast<const uint4*>(rows + (run + list[min(i, end - 1)]) * row_units);
+  };
+
+  const bool by_list = p.rope.mode == kRopeList;
+  const float factor = by_list && rope.pairs ? rope.factor() : 1;
+  const LanePairs<kPairs> pairs[2] = {{4 * lane, rope.pairs, p.rope.pairing},
+                                      {4 * (lane + kWarp), rope.pairs, p.rope.pairing}};
+  const KeyTurn<kPairs> turns[2] = {{pairs[0], rope.table, by_list}, {pairs[1], rope.table, by_list}};
+  float query[kWideHeads][2][8];  // the lane's pairs: four first channels, four second channels
+  const auto rotate_queries = [&](uint32_t position) {
+#pragma unroll
+    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+      float2 angles[4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        angles[i] = {1, 0};
+        if (!pairs[chunk].rotates(i)) continue;
+        const float2 angle = rope.angle(position, pairs[chunk].first + i);
+        angles[i] = {angle.x * factor, angle.y * factor};
+      }
+#pragma unroll
+      for (uint32_t h = 0; h < kWideHeads; ++h) {
+        float x[4] = {}, y[4] = {};
+        if (h < heads) pairs[chunk].load(own_queries + h * kWideDim, x, y);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          const float a = x[i] * (p.scale * kLog2E), b = y[i] * (p.scale * kLog2E);
+          query[h][chunk][i] = a * angles[i].x - b * angles[i].y;
+          query[h][chunk][4 + i] = a * angles[i].y + b * angles[i].x;
+        }
+      }
+    }
+  };
+
+  // Lane i has the scores of row i / 4 % 2 and head i % 4, and the maximum and sum of these scores alone.
+  const uint32_t own_row = lane / kWideHeads % kWideRows;
+  float peak = -kInfinity, sum = 0, out[kWideHeads][2][8] = {};
+#pragma unroll 1
+  for (uint32_t start = first; start < end; start += kWideRows) {
+    if (start == first || (by_list && start % kTile == 0))
+      rotate_queries(by_list ? list.count - 1 - (start - start % kTile) : static_cast<uint32_t>(s.position));
+    float scores[kWideRows * kWideHeads] = {};
+#pragma unroll
+    for (uint32_t r = 0; r < kWideRows; ++r) {
+      const uint4* const key = row_of(k, start + r);
+#pragma unroll
+      for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+        float x[4], y[4];
+        pairs[chunk].template load<Format>(key, x, y);
+        turns[chunk].rotate(start % kTile + r, x, y);
+#pragma unroll
+        for (uint32_t h = 0; h < kWideHeads; ++h)
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i)
+            scores[r * kWideHeads + h] += query[h][chunk][i] * x[i] + query[h][chunk][4 + i] * y[i];
+      }
+    }
+    float score = sum_across<kWideRows * kWideHeads>(scores);
+    score += __shfl_xor_sync(~0u, score, 8);
+    score += __shfl_xor_sync(~0u, score, 16);
+    if (p.cap != 0) score = soft_cap(score, p.cap * kLog2E);
+    if (start + own_row >= end) score = -kInfinity;
+    const float top = fmaxf(score, __shfl_xor_sync(~0u, score, kWideHeads));
+    if (__any_sync(~0u, top > peak)) {
+      const float shrink = top > peak ? exp2f(peak - top) : 1;
+      peak = fmaxf(peak, top);
+      sum *= shrink;
+#pragma unroll
+      for (uint32_t h = 0; h < kWideHeads; ++h) {
+        const float of_head = __shfl_sync(~0u, shrink, h);
+#pragma unroll
+        for (uint32_t i = 0; i < 16; ++i) out[h][i / 8][i % 8] *= of_head;
+      }
+    }
+    const float weight = exp2f(score - peak);
+    sum += weight;
+#pragma unroll
+    for (uint32_t r = 0; r < kWideRows; ++r) {
+      const uint4* const row = row_of(v, start + r);
+      float weights[kWideHeads];
+#pragma unroll
+      for (uint32_t h = 0; h < kWideHeads; ++h) weights[h] = __shfl_sync(~0u, weight, r * kWideHeads + h);
+#pragma unroll
+      for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+        float value[8];
+        Format::widen(row[lane + chunk * kWarp], value);
+#pragma unroll
+        for (uint32_t h = 0; h < kWideHeads; ++h)
+#pragma unroll
+          for (uint32_t c = 0; c < 8; ++c) out[h][chunk][c] += weights[h] * value[c];
+      }
+    }
+  }
+
+  sum += __shfl_xor_sync(~0u, sum, kWideHeads);  // the other row's
+  if (lane < kWideHeads) peaks_and_sums[warp][lane] = {peak, sum};
+#pragma unroll
+  for (uint32_t h = 0; h < kWideHeads; ++h)
+#pragma unroll
+    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+      float4* const to = outs + (warp * kWideHeads + h) * (kWideDim / 4) + (lane + chunk * kWarp) * 2;
+      const float(&from)[8] = out[h][chunk];
+      to[0] = {from[0], from[1], from[2], from[3]};
+      to[1] = {from[4], from[5], from[6], from[7]};
+    }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < heads * (kWideDim / 4); i += kWideWarps * kWarp) {
+    const uint32_t h = i / (kWideDim / 4), four = i % (kWideDim / 4);
+    float2 of_warp[kWideWarps];
+#pragma unroll
+    for (uint32_t w = 0; w < kWideWarps; ++w) of_warp[w] = peaks_and_sums[w][h];
+    float factors[kWideWarps];
+    const float2 of_all = weigh(of_warp, factors);
+    float4 total{0, 0, 0, 0};
+#pragma unroll
+    for (uint32_t w = 0; w < kWideWarps; ++w) {
+      if (factors[w] == 0) continue;
+      const float4 x = outs[(w * kWideHeads + h) * (kWideDim / 4) + four];
+      total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
+               total.w + x.w * factors[w]};
+    }
+    const uint64_t part =
+        Parts::first(own_blocks, p.group, first_head + h) + block_of_heads() - own_blocks.first;
+    reinterpret_cast<float4*>(parts.out + part * kWideDim)[four] = total;
+    if (four == 0) parts.peak_and_sum[part] = of_all;
+  }
+}
+
 // One block per query head, one thread per channel; every warp computes peak and sum itself. With at most 56
 // registers the kernel fits on a multiprocessor together with a block of attend_pool_kernel, so the work that
 // it does ahead costs nothing.
@@ -469,29 +627,48 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
   if (threadIdx.x < head_dim) y[blockIdx.x * head_dim + c] = total / sum;
 }
 
+// Adds the kernel that attends to the program, put(parts, rope), and the kernel that combines its parts.
+template <typename Put>
+static void attend_and_combine(const Launch& l, const Attention& op, const PoolGrid& grid, const Put& put) {
+  const AttentionParams& p = op.p;
+  const uint32_t queries = p.heads * p.group;
+  float* const out = reinterpret_cast<float*>(l.scratch);
+  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(grid.each) * queries * p.head_dim)};
+  put(parts, Rope{data<float2>(op.rope), p.rope.n_rot / 2});
+  launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
+         l.heads + p.head_state, p, bool(op.list), grid.each, parts,
+         op.sinks ? data<float>(op.sinks) + p.first_head * p.group : nullptr,
+         data<float>(op.y) + p.first_head * p.group * p.head_dim);
+}
+
+template <typename Format, Pairs kPairs>
+static void attend_wide(const Launch& l, const Attention& op) {
+  using Unit = typename Format::Unit;
+  constexpr uint32_t kBytes = kWideWarps * kWideHeads * kWideDim * sizeof(float);
+  const AttentionParams& p = op.p;
+  const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kWideHeads);
+  attend_and_combine(l, op, grid, [&](const Parts& parts, const Rope& rope) {
+    launch(l, attend_pool_wide_kernel<Format, kPairs>, dim3(grid.each, p.heads, grid.passes),
+           kWideWarps * kWarp, kBytes, l.step, l.heads + p.head_state, p, data<float>(op.q),
+           data<Unit>(op.k.values), data<Unit>(op.v.values), data<uint32_t>(op.list), rope, parts);
+  });
+}
+
 template <typename Format, uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
 static void attend(const Launch& l, const Attention& op) {
   using Unit = typename Format::Unit;
   constexpr uint32_t kBytes = kWarpBytes<kLanes, kHeads, Format>;
   const AttentionParams& p = op.p;
-  const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kHeads);
-  const uint32_t table_bytes = kTile * rope.pairs * sizeof(float2),
+  const uint32_t table_bytes = kTile * p.rope.n_rot / 2 * sizeof(float2),
                  query_bytes = kHeads * p.head_dim * sizeof(float);
   const uint32_t block_bytes = kHasRoom<kLanes> ? table_bytes + query_bytes : 0;
   const uint32_t warps = pool_warps(l.card, kMostWarps<kLanes, kHeads>, kBytes, block_bytes);
-  const uint32_t queries = p.heads * p.group;
-  float* const out = reinterpret_cast<float*>(l.scratch);
-  const Parts parts{out,
-                    reinterpret_cast<float2*>(out + uint64_t(grid.each) * p.heads * p.group * p.head_dim)};
-  const HeadState* const heads = l.heads + p.head_state;
-  launch(l, attend_pool_kernel<Format, kLanes, kHeads, kPairs>, dim3(grid.each, p.heads, grid.passes),
-         warps * kWarp, warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q),
-         data<Unit>(op.k.values), data<Unit>(op.v.values), data<uint32_t>(op.list), rope, parts);
-  launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
-         heads, p, bool(op.list), grid.each, parts,
-         op.sinks ? data<float>(op.sinks) + p.first_head * p.group : nullptr,
-         data<float>(op.y) + p.first_head * p.group * p.head_dim);
+  attend_and_combine(l, op, grid, [&](const Parts& parts, const Rope& rope) {
+    launch(l, attend_pool_kernel<Format, kLanes, kHeads, kPairs>, dim3(grid.each, p.heads, grid.passes),
+           warps * kWarp, warps * kBytes + block_bytes, l.step, l.heads + p.head_state, p, data<float>(op.q),
+           data<Unit>(op.k.values), data<Unit>(op.v.values), data<uint32_t>(op.list), rope, parts);
+  });
 }
 
 template <typename Format, uint32_t kLanes, uint32_t kHeads>
@@ -511,9 +688,14 @@ static void attend(const Launch& l, const Attention& op) {
 
 template <typename Format>
 static void attend(const Launch& l, const Attention& op) {
-  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0;
-  if (op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned)
-    return attend<Format, 32, kMostPoolHeads, Pairs::kAny>(l, op);
+  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0,
+             any = op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned;
+  if (op.p.head_dim == kWideDim) {
+    if (any) return attend_wide<Format, Pairs::kAny>(l, op);
+    return op.p.rope.pairing == kRopeAdjacent ? attend_wide<Format, Pairs::kAdjacent>(l, op)
+                                              : attend_wide<Format, Pairs::kHalves>(l, op);
+  }
+  if (any) return attend<Format, 32, kMostPoolHeads, Pairs::kAny>(l, op);
   if (op.p.head_dim <= 64) return attend<Format, 8>(l, op);
   if (op.p.head_dim <= 128) return attend<Format, 16>(l, op);
   attend<Format, 32>(l, op);

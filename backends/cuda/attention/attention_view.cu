@@ -136,11 +136,100 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
   for (int r = 0; r < T::kRows; ++r) rows[r].end(o, pass, b, first_vector + 16 * r);
 }
 
+// Heads of 512 channels. The outputs of 16 query vectors do not fit a warp's registers, so a launch computes
+// the half of their channels that begins at first_channel. Shared memory holds the queries and one half of a
+// tile of keys or values. Only the second launch stores maxima and sums, which the first one still reads.
+constexpr int kWideDim = 512, kHalfDim = kWideDim / 2, kWideVectors = kWarps * 16, kWideStride = kWideDim + 8;
+constexpr size_t kWideShared =
+    (kWideVectors * kWideStride + kKeys * Tiling<kHalfDim>::kStride) * sizeof(__half);
+static_assert(kWideShared <= 99 << 10);
+
+template <bool kCaps, bool kIndexed>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend_view_wide_kernel(const StepParams* step, ViewAttention o, uint32_t first_channel) {
+  constexpr int kStride = Tiling<kHalfDim>::kStride;
+  extern __shared__ uint4 shared[];
+  __half* const q = reinterpret_cast<__half*>(shared);
+  __half* const half = q + kWideVectors * kWideStride;
+  begin_kernel();
+  const ViewBlock b = view_block<kWideVectors, kKeys, kIndexed>(o, *step);
+  if (b.empty) return;
+  const ViewPass<kIndexed> pass(*step, o, b.head);
+  const uint64_t own = uint64_t(b.head) * o.p.view_capacity * kWideDim;
+  const auto load = [&](const __half* from, uint32_t tile, uint32_t channel) {
+    load_tile<kHalfDim, true>(half, from + own + uint64_t(tile) * kKeys * kWideDim + channel,
+                              pass.keys - tile * kKeys, kWideDim);
+  };
+  const auto arrive = [] {
+    wait_copies<0>();
+    __syncthreads();
+  };
+
+  load_queries<kWideDim, kWideVectors, kThreads>(
+      o, *step, pass, b.head, b.first_vector, threadIdx.x,
+      [&](uint32_t vector, uint32_t channel, __half x) { q[vector * kWideStride + channel] = x; });
+  const uint32_t lane = threadIdx.x % kWarp, in_block = threadIdx.x / kWarp * 16,
+                 first_vector = b.first_vector + in_block;
+  ViewAttention to = o;
+  to.y += first_channel;
+  to.part_out += first_channel;
+  RunningSoftmax<kHalfDim> rows;
+  rows.begin(to, pass, b, first_vector);
+
+  // As in attend_view_kernel.
+  const __half* const q_lane = q + (in_block + lane % 16) * kWideStride + lane / 16 * 8;
+  const __half* const k_lane = half + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8;
+  const __half* const v_lane = half + lane % 16 * kStride + lane / 16 * 8;
+
+  for (uint32_t tile = b.first_tile; tile < b.end_tile; ++tile) {
+    float scores[kKeys / 8][4] = {};
+    for (int channel = 0; channel < kWideDim; channel += kHalfDim) {
+      load(o.k, tile, channel);
+      arrive();
+#pragma unroll
+      for (int c = 0; c < kHalfDim; c += 16) {
+        uint32_t a[4], keys[4];
+        load_matrices(a, q_lane + channel + c);
+#pragma unroll
+        for (int n = 0; n < kKeys / 16; ++n) {
+          load_matrices(keys, k_lane + 16 * n * kStride + c);
+          multiply_f16(scores[2 * n], a, keys[0], keys[1]);
+          multiply_f16(scores[2 * n + 1], a, keys[2], keys[3]);
+        }
+      }
+      __syncthreads();  // these keys are no longer needed
+    }
+    load(o.v, tile, first_channel);
+    if constexpr (kCaps) rows.cap(o, scores);
+    if (needs_mask<kKeys>(b, tile)) rows.mask(o, pass, first_vector, tile * kKeys, scores);
+    rows.rescale(rows.soften(scores));
+    uint32_t weights[kKeys / 16][4];
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[n][i] = pack_halves(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
+    arrive();
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n)
+#pragma unroll
+      for (int c = 0; c < kHalfDim; c += 16) {
+        uint32_t values[4];
+        load_matrices_transposed(values, v_lane + 16 * n * kStride + c);
+        multiply_f16(rows.out[c / 8], weights[n], values[0], values[1]);
+        multiply_f16(rows.out[c / 8 + 1], weights[n], values[2], values[3]);
+      }
+    __syncthreads();  // these values are no longer needed
+  }
+  if (first_channel == 0) to.ml = nullptr;
+  rows.end(to, pass, b, first_vector);
+}
+
 constexpr int kCombiningWarps = 16;  // per block
 
 // Merges the parts of a pass into one softmax; each warp processes one query vector after the other.
 __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
-  constexpr int kMostChannels = 256 / kWarp;  // per lane
+  constexpr int kMostChannels = kWideDim / kWarp;  // per lane
   begin_kernel();
   const ViewParts parts(o, *step);
   if (!parts.several_of_a_head()) return;
@@ -229,6 +318,19 @@ void attend(const Launch& l, const ViewAttention& operands) {
   });
 }
 
+void attend_wide(const Launch& l, const ViewAttention& operands) {
+  attend_in_parts(l, operands, kWideVectors, kKeys, [&](const ViewAttention& o, uint32_t blocks) {
+    const auto put = [&](auto kernel) {
+      for (const uint32_t first_channel : {0u, uint32_t{kHalfDim}})
+        launch(l, kernel, blocks, kThreads, kWideShared, l.step, o, first_channel);
+    };
+    if (o.row_index)
+      put(o.p.cap != 0 ? attend_view_wide_kernel<true, true> : attend_view_wide_kernel<false, true>);
+    else
+      put(o.p.cap != 0 ? attend_view_wide_kernel<true, false> : attend_view_wide_kernel<false, false>);
+  });
+}
+
 }  // namespace
 
 uint64_t attend_view_scratch(const ModelShape& m, const SessionShape&, const Card& c) {
@@ -261,6 +363,8 @@ void attend_view(const Launch& l, const Attention& op) {
     attend_in_parts(l, o, kWgmmaVectors, kWgmmaKeys, [&](const ViewAttention& in_parts, uint32_t blocks) {
       attend_wgmma(l, in_parts, blocks);
     });
+  else if (dh == kWideDim)
+    attend_wide(l, o);
   else if (!wide)
     attend<256, false>(l, o);
   else if (dh <= 64)

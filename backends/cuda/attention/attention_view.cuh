@@ -364,7 +364,8 @@ struct RunningSoftmax {
     }
   }
 
-  // Writes the result, or the state from which the next pass or combine_parts() continues.
+  // Writes the result, or the state from which the next pass or combine_parts() continues. Without ml, it
+  // writes no maxima and sums.
   template <typename Pass>
   __device__ void end(const ViewAttention& o, const Pass& pass, const ViewBlock& b, uint32_t first_vector) {
 #pragma unroll
@@ -390,7 +391,7 @@ struct RunningSoftmax {
           const uint32_t c = 8 * n + column_of_lane() + i;
           if (c < o.p.head_dim) y[c] = out[n][2 * half + i] * factor;
         }
-      if (!divide && threadIdx.x % 4 == 0) *ml = {peak[half], sum[half]};
+      if (o.ml && !divide && threadIdx.x % 4 == 0) *ml = {peak[half], sum[half]};
     }
   }
 };

@@ -1,4 +1,4 @@
-// activation: silu or a gelu of every element, in place.
+// activation: silu or a gelu of every element, in place, times another element.
 #include "backends/cuda/dense/activation.cuh"
 #include "backends/cuda/ops.h"
 
@@ -10,14 +10,14 @@ constexpr uint32_t kElements = 4;  // per thread
 
 __device__ float gelu_erf(float x) { return 0.5f * x * erfcf(-0.707106781f * x); }  // 1 / sqrt(2)
 
-__global__ void activation_kernel(const StepParams* step, ActivationParams p, float* x) {
+__global__ void activation_kernel(const StepParams* step, ActivationParams p, float* x, const float* times) {
   begin_kernel();
   const uint64_t n = uint64_t(step->n_rows) * p.cols,
                  first = uint64_t(blockIdx.x) * kElements * kThreads + threadIdx.x;
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j)
     if (const uint64_t i = first + j * kThreads; i < n)
-      x[i] = p.act == kActGeluErf ? gelu_erf(x[i]) : activated(x[i], p.act);
+      x[i] = (p.act == kActGeluErf ? gelu_erf(x[i]) : activated(x[i], p.act)) * (times ? times[i] : 1);
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ __global__ void activation_kernel(const StepParams* step, ActivationParams p, fl
 void activation(const Launch& l, const Activation& op) {
   const uint32_t blocks =
       static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.cols, kElements * kThreads));
-  launch(l, activation_kernel, blocks, kThreads, 0, l.step, op.p, data<float>(op.x));
+  launch(l, activation_kernel, blocks, kThreads, 0, l.step, op.p, data<float>(op.x), data<float>(op.times));
 }
 
 }  // namespace thimble::cuda

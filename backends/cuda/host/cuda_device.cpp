@@ -92,7 +92,10 @@ uint64_t free_bytes(int index, uint64_t total) {
 }
 
 // Rows of the pool are read in units of 16 bytes.
-bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
+// Every op takes heads of so many channels.
+bool takes_narrow_heads_of(uint32_t head_dim) { return head_dim <= kMostNarrowHeadDim && head_dim % 8 == 0; }
+// Attention and the ops that move keys and values also take the widest heads.
+bool takes_heads_of(uint32_t head_dim) { return takes_narrow_heads_of(head_dim) || head_dim == kMostHeadDim; }
 
 // Whether an op has a kernel for its types and parameters.
 struct TakesTypes {
@@ -116,15 +119,20 @@ struct TakesTypes {
            alike(op.k, op.chunk_v);
   }
   bool operator()(const KvMerge& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
-  bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const TokenScore& op) const {
+    return takes(op.k, op.p.head_dim) && takes_narrow_heads_of(op.p.head_dim);
+  }
   bool operator()(const PageBounds& op) const {  // f16 bounds would round those of other formats
     return op.k.type == DType::kF16 && takes_heads_of(op.p.head_dim);
   }
-  bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
-  bool operator()(const Label& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k); }
+  bool operator()(const PageScore& op) const { return takes_narrow_heads_of(op.p.head_dim); }
+  bool operator()(const Label& op) const {
+    return takes(op.k, op.p.head_dim) && takes_narrow_heads_of(op.p.head_dim) && alike(op.k, op.chunk_k);
+  }
   bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k); }
   bool operator()(const QueryScore& op) const {
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k);
+    const bool fits = op.p.kind != kQueryRows || takes_narrow_heads_of(op.p.head_dim);
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k) && fits;
   }
   template <typename Any>
   bool operator()(const Any&) const {
@@ -171,11 +179,17 @@ class CudaDevice : public Device {
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     constexpr uint32_t kMostGroup = 16, kMostChunk = 65535;  // a grid has at most 65535 rows
     if (!takes_heads_of(m.head_dim) || m.heads > kMostGroup * m.kv_heads)
-      return error(Code::kUnsupported,
-                   "the model has heads of %u and %u query heads to %u KV heads; cuda takes heads of a "
-                   "multiple of 8, at most "
-                   "%u, and at most %u query heads to a KV head: use --device cpu",
-                   m.head_dim, m.heads, m.kv_heads, kMostHeadDim, kMostGroup);
+      return error(
+          Code::kUnsupported,
+          "the model has heads of %u and %u query heads to %u KV heads; cuda takes heads of a "
+          "multiple of 8, at most %u, or of %u, and at most %u query heads to a KV head: use --device "
+          "cpu",
+          m.head_dim, m.heads, m.kv_heads, kMostNarrowHeadDim, kMostHeadDim, kMostGroup);
+    if (s.positions && !takes_narrow_heads_of(m.head_dim))
+      return error(
+          Code::kUnsupported,
+          "the model has heads of %u channels; with a selection, cuda takes at most %u: use --device cpu",
+          m.head_dim, kMostNarrowHeadDim);
     if (s.chunk > kMostChunk)
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);

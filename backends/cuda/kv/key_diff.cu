@@ -6,8 +6,7 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp,
-                   kMostPairs = 128;  // channels of a head, by twos
+constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp, kMostPairs = kMostHeadDim / 2;
 
 // The entries of a block, and where their keys and scores lie. `heads`: of KV head 0 and those behind it.
 struct Entries {

@@ -4,7 +4,7 @@ namespace thimble::vulkan {
 
 void activation(Recording& r, const Activation& op) {
   constexpr uint32_t kThreads = 64;
-  r.dispatch(Shader::kActivation, {}, {writes(op.x)}, op.p,
+  r.dispatch(Shader::kActivation, {bool(op.times)}, {writes(op.x), reads(op.times)}, op.p,
              static_cast<uint32_t>(ceil_div(op.p.cols, kThreads)), r.most_rows());
 }
 

@@ -16,12 +16,18 @@ uint32_t score_parts(uint64_t entries) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(entries, kLeastTile), 1, kMostScoreParts));
 }
 
+// The query heads that a workgroup scores at once. A thread has its units of their queries in registers, so
+// there are fewer of wide heads.
+HeadPasses passes_of(uint32_t group, uint32_t head_dim) {
+  return HeadPasses(group, head_dim <= 256 ? kMostHeads : kMostHeads / 2);
+}
+
 // Whether token_score_cooperative.comp is used. Its products have two columns for each of kMostHeads query
 // heads. With half as many heads half of the work would be wasted, and token_score.comp is faster.
 bool scores_by_matrices(const Limits& limits, uint32_t heads, uint32_t head_dim, bool aligned) {
   const uint32_t lanes = limits.subgroup_size;
-  if (!limits.cooperative_matrix || heads <= kMostHeads / 2 || !aligned || head_dim % 16 || lanes < 16 ||
-      lanes > 64)
+  if (!limits.cooperative_matrix || heads <= kMostHeads / 2 || !aligned || head_dim % 16 || head_dim > 256 ||
+      lanes < 16 || lanes > 64)
     return false;
   // Units of 16 bytes of shared memory: rows of keys, and products in the space of the queries.
   const uint64_t keys = kThreads / lanes * 16, row = head_dim / 8 + 1, product = 5, few = 80;
@@ -53,7 +59,7 @@ uint64_t score_bytes(const Recording& r, const TokenScoreParams& p) {
 void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const View& clears) {
   const TokenScoreParams& p = op.p;
   const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim, has_gate = op.gate ? 1 : 0;
-  const HeadPasses passes(p.group);
+  const HeadPasses passes = passes_of(p.group, p.head_dim);
   const View parts = r.scratch().slice(0, score_parts_bytes(queries));
 
   const uint32_t slices = row_slices(r);
@@ -96,7 +102,7 @@ void token_score(Recording& r, const TokenScore& op) { token_score(r, op, false,
 
 void page_score(Recording& r, const PageScore& op) {
   const PageScoreParams& p = op.p;
-  const HeadPasses passes(p.group);
+  const HeadPasses passes = passes_of(p.group, p.head_dim);
   const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, p.head_dim);
   const bool aligned = p.head_dim % 8 == 0 && op.bounds.offset % 16 == 0;
   const struct {

@@ -89,9 +89,13 @@ struct SlotsOfRowsParams {
 
 // For embed. A dispatch covers some rows of the table.
 struct TableParams {
-  uint cols;
+  uint cols;     // elements of a row of x
+  uint column;   // the first of them in a row of the table
+  uint columns;  // elements of a row of the table
   uint row_bytes;
   uint first_token, tokens;  // the tokens whose rows are visible; other tokens are skipped
+  uint by_row;               // 1: there are no tokens, and row r reads row r of the table
+  float scale;
 };
 
 #ifdef __cplusplus

@@ -24,9 +24,11 @@ uint book_word(uint i) { return books[push.base[3] + i]; }
 void main() {
   const uint row = gl_WorkGroupID.y, quad = gl_GlobalInvocationID.x, cols = push.p.cols;
   if (row >= step.n_rows || 4 * quad >= cols) return;
-  const uint index = tokens[push.base[0] + row] - push.p.first_token;
+  const uint index = (push.p.by_row != 0 ? row : tokens[push.base[0] + row]) - push.p.first_token;
   if (index >= push.p.tokens) return;
-  const vec4 values = weights(Row(0, index * push.p.row_bytes, cols), quad / 64, quad / 8 % 8, quad % 8);
+  const uint from = push.p.column / 4 + quad;
+  const vec4 values = push.p.scale * weights(Row(0, index * push.p.row_bytes, push.p.columns), from / 64,
+                                             from / 8 % 8, from % 8);
   const uint to = push.base[2] + row * cols + 4 * quad;
   for (uint i = 0; i < 4 && 4 * quad + i < cols; ++i) x[to + i] = values[i];
 }

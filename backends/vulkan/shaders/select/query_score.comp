@@ -35,7 +35,7 @@ layout(push_constant) uniform Push {
 #include "../rope.glsl"
 #include "../soft_cap.glsl"
 
-const uint kVectors = 8;  // queries at a time
+const uint kVectors = kHeadDim > 256 ? 4 : 8;  // queries at a time
 shared float turned[kVectors][kHeadDim];
 shared float shared_logits[kVectors][kQueryScoreTile];
 

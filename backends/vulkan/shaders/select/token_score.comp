@@ -18,7 +18,7 @@ const uint kScoresEach = (kHeads * kTile + 127) / 128;
 // Sums of sides, [heads][keys]{quads of sides, one unused to avoid bank conflicts}; before that queries,
 // [heads][quads of channels].
 const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
-shared vec4 room[kHeads * kTile * kPlace];
+shared vec4 room[kHeads * (kTile * kPlace > kUnits * 2 ? kTile * kPlace : kUnits * 2)];
 #include "token_score_queries.glsl"
 
 // A unit of the row that begins at word `row`, or at uvec4 `row` if rows are aligned.

@@ -13,12 +13,14 @@ const uint kMostShare = kMostScoreParts;
 
 uint thread;  // index in subgroup order, so that lanes of a subgroup are neighbours
 
-// Stores the queries from first_query on in room: the mean over the rows, times scale. A thread has the same
-// pair of channels of several heads, so that one angle rotates them all, and issues all its loads at once.
+// The pairs of a query, those that the threads process at once, and in how many queries.
+const uint kPairs = kUnits * 4, kPairsAtOnce = kPairs > 128 ? 128 : kPairs, kAtOnce = 128 / kPairsAtOnce;
+
+// Stores a pair of channels of the queries from first_query on in room: the mean over the rows, times scale. A
+// thread has the pair of several heads, so that one angle rotates them all, and issues all its loads at once.
 // Results for heads that do not exist are never read.
-void rotate_queries(uint first_query, uint heads) {
-  const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
-  const uint pair = thread % kPairs, first_head = thread / kPairs;
+void rotate_pairs(uint first_query, uint heads, uint pair) {
+  const uint kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce, first_head = thread / kPairsAtOnce;
   const uvec2 channels = channels_of(pair);
   vec2 angle = vec2(push.p.scale, 0);
   if (kSummed)
@@ -47,6 +49,9 @@ void rotate_queries(uint first_query, uint heads) {
     room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = turned.x;
     room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = turned.y;
   }
+}
+void rotate_queries(uint first_query, uint heads) {
+  for (uint pair = thread % kPairsAtOnce; pair < kPairs; pair += kPairsAtOnce) rotate_pairs(first_query, heads, pair);
 }
 
 // x of the thread whose index differs by `apart`, a power of two.
