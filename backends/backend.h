@@ -92,6 +92,7 @@ struct ModelShape {
   uint32_t experts = 0, chosen_experts = 0;  // experts of a layer, and per token; d_ff is then per expert
   uint32_t d_ff_shared = 0;                  // of the shared expert, which every token passes; 0: none
   uint32_t delta_keys = 0, delta_values = 0, delta_width = 0;  // heads of delta_net, and their width; 0: none
+  uint32_t mixer_in = 0, mixer_out = 0;  // of recurrent mixers: rows of the first matrix, columns of the last
   std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 without a retainer
   bool operator==(const ModelShape&) const = default;
 };
@@ -202,10 +203,11 @@ struct Route {
   RouteParams p;
   In each = {};  // f32 [experts]: factors of the weights, applied last; or empty
 };
-// h[slot] = act(sg Wg x + bg) * (su Wu x + bu), where x is the slot's row and s, W and b belong to its expert
+// h[slot] = act(sg Wg x + bg) * (su Wu x + bu), or without a gate act(su Wu x + bu), where x is the slot's
+// row and s, W and b belong to its expert
 struct ExpertGlu {
   In x;  // [rows][in_cols]
-  // [experts][out_cols][in_cols], with rows_between other rows between two experts
+  // [experts][out_cols][in_cols], with rows_between other rows between two experts; gate: or empty
   Weight gate, up;
   In gate_bias, up_bias;  // f32 [experts][out_cols], or empty
   In first, row;          // outputs of route
@@ -529,7 +531,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(Activation, activation, kOnAll)      \
   OP(ShortConv, short_conv, kOnAll)       \
   OP(DeltaNet, delta_net, kOnAll)         \
-  OP(Ssm, ssm, kOnCpu)                    \
+  OP(Ssm, ssm, kOnAll)                    \
   OP(GatedNorm, gated_norm, kOnAll)       \
   OP(Gate, gate, kOnAll)                  \
   OP(KvAppend, kv_append, kOnAll)         \

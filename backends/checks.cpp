@@ -79,13 +79,15 @@ class Checker {
   void operator()(const ExpertGlu& o) {
     const ExpertGluParams& p = o.p;
     need("x", o.x, rows() * p.in_cols * kWord);
-    expert_matrix(o.gate, p, p.rows_between);
+    if (o.gate) expert_matrix(o.gate, p, p.rows_between);
     expert_matrix(o.up, p, p.rows_between);
     if (o.gate_bias) need("gate_bias", o.gate_bias, uint64_t(p.experts) * p.out_cols * kWord);
     if (o.up_bias) need("up_bias", o.up_bias, uint64_t(p.experts) * p.out_cols * kWord);
     if (o.gate_scale) need("gate_scale", o.gate_scale, p.experts * kWord);
     if (o.up_scale) need("up_scale", o.up_scale, p.experts * kWord);
-    if (p.act == kActGeluErf) refuse("was recorded with an activation that it lacks");
+    const bool known =
+        o.gate ? p.act == kActSilu || p.act == kActGelu || p.act == kActClamped : p.act == kActReluSqr;
+    if (!known) refuse("was recorded with an activation that it lacks");
     need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
     need("row", o.row, rows() * p.chosen * kWord);
     need("h", o.h, rows() * p.chosen * p.out_cols * kWord);

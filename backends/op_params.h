@@ -68,6 +68,7 @@ struct HeadState {
   3u  // gpt-oss: a = min(g, 7), a sigmoid(1.702 a) (clamp(u, -7, 7) + 1); of expert_glu alone
 #define kActSigmoid 4u  // of gated_norm alone
 #define kActNone 5u     // act(x) = x; of short_conv alone
+#define kActReluSqr 6u  // max(x, 0)^2; of activation, and of expert_glu without a gate
 
 #define kVoteLayer 0u  // one set of positions for the layer (methods 6.1 b)
 #define kVoteGroup 1u  // each KV head votes within its group (6.1 a)

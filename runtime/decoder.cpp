@@ -108,10 +108,6 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
 void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
   Recorder& r = l.recorder;
   const uint32_t stride = m.first_cols();
-  const StateArray& state = at_.states[l.layer];
-  const auto part = [&](uint64_t first, uint64_t bytes) {
-    return StateArray{state.block0.slice(first, bytes), state.slot_stride, state.slots};
-  };
   const auto project = [&](const Tensor& w, uint32_t column) {
     linear(r, l.input(), shape_.d_model, w, {}, qkv_columns(column), stride, false);
   };
@@ -122,7 +118,7 @@ void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
   r.record(ShortConv{.x = at_.qkv,
                      .w = weights_.of(m.conv),
                      .bias = {},
-                     .tail = part(0, m.tail_bytes()),
+                     .tail = part_of_state(l, 0, m.tail_bytes()),
                      .y = at_.middle,
                      .p = {.channels = m.channels(),
                            .taps = m.taps(),
@@ -136,7 +132,7 @@ void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
                     .gates = at_.qkv,
                     .a = weights_.of(m.a),
                     .dt = weights_.of(m.dt),
-                    .m = part(m.tail_bytes(), m.state_bytes() - m.tail_bytes()),
+                    .m = part_of_state(l, m.tail_bytes(), m.state_bytes() - m.tail_bytes()),
                     .y = at_.attention,
                     .p = {.key_heads = m.key_heads,
                           .value_heads = m.value_heads,
@@ -165,6 +161,63 @@ void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
                            .act = kActSilu,
                            .weight_per_group = 0}});
   add_branch(r, at_.attention, m.out, {}, l.model_layer().post_norm);
+}
+
+void Decoder::mix(const LayerStep& l, Step, const SsmMixer& m) const {
+  Recorder& r = l.recorder;
+  const uint32_t stride = m.first_cols();
+  linear(r, l.input(), shape_.d_model, m.in, {}, at_.qkv, stride, false);
+  r.record(ShortConv{.x = at_.qkv,
+                     .w = weights_.of(m.conv),
+                     .bias = weights_.of(m.conv_bias),
+                     .tail = part_of_state(l, m.ssm_bytes(), m.state_bytes() - m.ssm_bytes()),
+                     .y = at_.middle,
+                     .p = {.channels = m.channels(),
+                           .taps = m.taps(),
+                           .x_column = m.channels_column(),
+                           .times_column = kNoColumn,
+                           .gate_column = kNoColumn,
+                           .x_stride = stride,
+                           .y_stride = m.channels(),
+                           .act = kActSilu}});
+  r.record(Ssm{.xbc = at_.middle,
+               .dt = at_.qkv,
+               .dt_bias = weights_.of(m.dt_bias),
+               .a = weights_.of(m.a),
+               .d = weights_.of(m.d),
+               .s = part_of_state(l, 0, m.ssm_bytes()),
+               .y = at_.attention,
+               .p = {.heads = m.heads,
+                     .groups = m.groups,
+                     .width = m.width,
+                     .state = m.state,
+                     .x_column = 0,
+                     .b_column = m.value_cols(),
+                     .c_column = m.value_cols() + m.key_cols(),
+                     .xbc_stride = m.channels(),
+                     .dt_column = m.dt_column(),
+                     .dt_stride = stride,
+                     .y_stride = m.value_cols()}});
+  r.record(GatedNorm{.x = at_.attention,
+                     .z = at_.qkv,
+                     .weight = weights_.of(m.norm),
+                     .y = at_.attention,
+                     .p = {.cols = m.value_cols() / m.groups,
+                           .groups = m.groups,
+                           .row_stride = m.value_cols(),
+                           .z_stride = stride,
+                           .z_column = 0,
+                           .eps = model_.norm_epsilon,
+                           .order = m.norm ? kGateThenNorm : kGateOnly,
+                           .act = kActSilu,
+                           .weight_per_group = 1}});
+  add_branch(r, at_.attention, m.out, {}, l.model_layer().post_norm);
+}
+
+// Bytes of the layer's state, in every slot.
+StateArray Decoder::part_of_state(const LayerStep& l, uint64_t first, uint64_t bytes) const {
+  const StateArray& state = at_.states[l.layer];
+  return {state.block0.slice(first, bytes), state.slot_stride, state.slots};
 }
 
 void Decoder::project_qkv(const LayerStep& l) const {
@@ -414,9 +467,10 @@ void Decoder::add_by_position(const LayerStep& l, const View& weights, const Sel
 }
 
 void Decoder::feed_forward(const LayerStep& l, const Dense& f) const {
+  if (!f.down) return;
   const Layer& layer = l.model_layer();
   glu(l.recorder, layer.ffn_norm || layer.parallel ? at_.norm : at_.x, f);
-  add_branch(l.recorder, at_.ffn, f.down, {}, l.model_layer().post_ffn_norm);
+  add_branch(l.recorder, at_.ffn, f.down, f.down_bias, l.model_layer().post_ffn_norm);
 }
 
 // Rows of a matrix in device memory.
@@ -431,8 +485,16 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   if (f.norm) return feed_forward_apart(l, f);
   Recorder& r = l.recorder;
   linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
-  experts(r, at_.x, f);
-  if (!f.shared.gate) return;
+  if (f.latent_down) {
+    linear(r, at_.norm, shape_.d_model, f.latent_down, {}, at_.latent_x, f.width(), false);
+    // The experts add to it.
+    scale(r, at_.latent_x, at_.latent_sum, {.cols = f.width(), .scale = 0});
+    experts(r, at_.latent_x, at_.latent_sum, f);
+    linear(r, at_.latent_sum, f.width(), f.latent_up, {}, at_.x, shape_.d_model, true);
+  } else {
+    experts(r, at_.norm, at_.x, f);
+  }
+  if (!f.shared.up) return;
   // The shared expert comes last, because its result may overwrite the input of all experts.
   if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);
   glu(r, at_.norm, f.shared);
@@ -463,13 +525,13 @@ void Decoder::feed_forward_apart(const LayerStep& l, const Experts& f) const {
         {.cols = f.route.experts, .scale = 1 / std::sqrt(static_cast<float>(d))});
   norm(r, at_.x, f.norm, at_.norm);
   scale(r, at_.norm, at_.expert_sum, {.scale = 0});  // the experts add to it
-  experts(r, at_.expert_sum, f);
+  experts(r, at_.norm, at_.expert_sum, f);
   norm(r, at_.expert_sum, f.post_norm, at_.branch_sum, {.add = 1});
   norm(r, at_.branch_sum, l.model_layer().post_ffn_norm, at_.x, {.add = 1});
 }
 
-// Chooses experts by the router's logits, and adds what they make of at_.norm to y.
-void Decoder::experts(Recorder& r, const View& y, const Experts& f) const {
+// Chooses experts by the router's logits, and adds what they make of x to y.
+void Decoder::experts(Recorder& r, const View& x, const View& y, const Experts& f) const {
   // The experts' output is added to the stream.
   RouteParams route = f.route;
   route.scale *= f.scale * model_.residual_scale;
@@ -486,7 +548,7 @@ void Decoder::experts(Recorder& r, const View& y, const Experts& f) const {
     up = rows_of(gate, f.d_ff(), gate.rows - f.d_ff());
     gate = rows_of(gate, 0, gate.rows - f.d_ff());
   }
-  r.record(ExpertGlu{.x = at_.norm,
+  r.record(ExpertGlu{.x = x,
                      .gate = gate,
                      .up = up,
                      .gate_bias = weights_.of(f.gate_bias),
@@ -494,7 +556,7 @@ void Decoder::experts(Recorder& r, const View& y, const Experts& f) const {
                      .first = at_.expert_first,
                      .row = at_.expert_row,
                      .h = at_.ffn,
-                     .p = {.in_cols = shape_.d_model,
+                     .p = {.in_cols = f.width(),
                            .out_cols = f.d_ff(),
                            .act = model_.act,
                            .experts = f.route.experts,
@@ -502,18 +564,16 @@ void Decoder::experts(Recorder& r, const View& y, const Experts& f) const {
                            .rows_between = fused ? f.d_ff() : 0},
                      .gate_scale = weights_.of(f.gate_scale),
                      .up_scale = weights_.of(f.up_scale)});
-  r.record(ExpertLinear{.h = at_.ffn,
-                        .w = weights_.of(f.down),
-                        .bias = weights_.of(f.down_bias),
-                        .first = at_.expert_first,
-                        .row = at_.expert_row,
-                        .weight = at_.expert_weight,
-                        .y = y,
-                        .p = {.in_cols = f.d_ff(),
-                              .out_cols = shape_.d_model,
-                              .experts = f.route.experts,
-                              .chosen = f.route.chosen},
-                        .scale = weights_.of(f.down_scale)});
+  r.record(ExpertLinear{
+      .h = at_.ffn,
+      .w = weights_.of(f.down),
+      .bias = weights_.of(f.down_bias),
+      .first = at_.expert_first,
+      .row = at_.expert_row,
+      .weight = at_.expert_weight,
+      .y = y,
+      .p = {.in_cols = f.d_ff(), .out_cols = f.width(), .experts = f.route.experts, .chosen = f.route.chosen},
+      .scale = weights_.of(f.down_scale)});
 }
 
 // Adds what a layer makes of the token itself, in proportion to a gate that reads the stream:
@@ -538,12 +598,25 @@ void Decoder::token_branch(Recorder& r, uint32_t layer, const TokenBranch& b) co
   norm(r, at_.norm, b.out_norm, at_.x, {.cols = d, .eps = 2 * model_.norm_epsilon, .add = 1});
 }
 
+// What the last matrix of a feed-forward multiplies. The op glu computes it at once, unless there are biases
+// or no gate.
 void Decoder::glu(Recorder& r, const View& x, const Dense& f) const {
-  r.record(Glu{.x = x,
-               .gate = weights_.of(f.gate),
-               .up = weights_.of(f.up),
-               .h = at_.ffn,
-               .p = {.in_cols = f.gate.cols, .out_cols = f.gate.rows, .act = model_.act}});
+  const uint32_t cols = f.up.rows;
+  if (f.gate && !f.gate_bias && !f.up_bias)
+    return r.record(Glu{.x = x,
+                        .gate = weights_.of(f.gate),
+                        .up = weights_.of(f.up),
+                        .h = at_.ffn,
+                        .p = {.in_cols = f.gate.cols, .out_cols = cols, .act = model_.act}});
+  View times;
+  if (f.gate) {
+    const uint64_t bytes = uint64_t(options_.chunk) * cols * sizeof(float);
+    times = at_.ffn.slice(bytes, bytes);
+    linear(r, x, shape_.d_model, f.up, f.up_bias, times, cols, false);
+  }
+  linear(r, x, shape_.d_model, f.gate ? f.gate : f.up, f.gate ? f.gate_bias : f.up_bias, at_.ffn, cols,
+         false);
+  r.record(Activation{.x = at_.ffn, .p = {.cols = cols, .act = model_.act}, .times = times});
 }
 
 void Decoder::tail_block(Recorder& r) const {

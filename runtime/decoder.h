@@ -58,6 +58,8 @@ class Decoder {
   void mix(const LayerStep&, Step, const AttentionMixer&) const;
   void mix(const LayerStep&, Step, const ShortConvMixer&) const;
   void mix(const LayerStep&, Step, const DeltaNetMixer&) const;
+  void mix(const LayerStep&, Step, const SsmMixer&) const;
+  StateArray part_of_state(const LayerStep&, uint64_t first, uint64_t bytes) const;
   void project_qkv(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   bool grows_queries() const;
@@ -74,7 +76,7 @@ class Decoder {
   void feed_forward(const LayerStep&, const Dense&) const;
   void feed_forward(const LayerStep&, const Experts&) const;
   void feed_forward_apart(const LayerStep&, const Experts&) const;
-  void experts(Recorder&, const View& y, const Experts&) const;
+  void experts(Recorder&, const View& x, const View& y, const Experts&) const;
   void tail_block(Recorder&) const;
 
   LayerStep layer_step(Recorder&, uint32_t layer, Step) const;

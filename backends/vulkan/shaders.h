@@ -39,6 +39,7 @@ namespace thimble::vulkan {
   X(DeltaChunks, "mixers/delta_chunks", "") \
   X(GatedNorm, "mixers/gated_norm", "") \
   X(Gate, "mixers/gate", "") \
+  X(Ssm, "mixers/ssm", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \

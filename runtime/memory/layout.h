@@ -56,6 +56,8 @@ struct Layout {
   // With token branches: the stream before the first layer, [chunk][d_model], and the token's part and the
   // gate of one layer, [chunk][width].
   View first_x, token_part, token_gate;
+  // With latent experts, [chunk][latent]: their input, and the sum of their output.
+  View latent_x, latent_sum;
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op
   // `route`.
   View router_logits, expert_first, expert_row, expert_weight;

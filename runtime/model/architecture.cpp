@@ -7,6 +7,7 @@
 
 #include "runtime/model/delta_net.h"
 #include "runtime/model/families.h"
+#include "runtime/model/ssm.h"
 
 namespace thimble {
 namespace {
@@ -92,9 +93,10 @@ Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
   THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
   // Other architectures may have the key with the usual scale. Files of gemma may have another scale, which
   // no runtime reads.
-  if (!scales_all(family) && !family.gemma && std::abs(attention / usual - 1) > 1e-5)
+  const bool scales = scales_all(family) || family.attention_scale;
+  if (!scales && !family.gemma && std::abs(attention / usual - 1) > 1e-5)
     return refused(gguf, prefix + "attention.scale", double(attention));
-  model.attention_scale = scales_all(family) ? attention : static_cast<float>(usual);
+  model.attention_scale = scales ? attention : static_cast<float>(usual);
   // Early files of minicpm lack the scales, with which all its models were trained.
   const bool minicpm = family.scales == Scales::kMiniCpm;
   if (!minicpm && family.scales != Scales::kNone && !gguf.find(prefix + "logit_scale"))
@@ -142,6 +144,7 @@ struct ExpertSizes {
   RouteParams route = {};
   uint32_t d_ff = 0;         // of one expert
   uint32_t d_ff_shared = 0;  // of the expert that processes every token; 0: none
+  uint32_t latent = 0;       // width of the experts' input and output, if it is not d_model; or 0
 };
 struct Sizes {
   uint32_t d_model = 0, vocab = 0;
@@ -151,6 +154,7 @@ struct Sizes {
   uint32_t dense_layers = 0;  // the first layers, which have no experts
   uint32_t taps = 0;          // of short convolutions
   DeltaNetSizes delta_net;    // of layers with linear attention
+  SsmSizes ssm;               // of layers with Mamba-2
 
   // The layers that the file counts.
   uint32_t blocks() const { return static_cast<uint32_t>(layers.size()) + draft_layers; }
@@ -211,6 +215,8 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
              .scale = 1};
   THIMBLE_TRY(load_route(gguf, prefix, facts, e.route));
   e.d_ff = sizes.layers[0].d_ff;
+  if (family.single_parts && gguf.find(prefix + "moe_latent_size"))
+    THIMBLE_TRY(read_count(gguf, prefix + "moe_latent_size", sizes.d_model, std::nullopt, e.latent));
   if (family.experts.has == HasExperts::kAlways) {
     std::optional<uint64_t> share;
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
@@ -277,14 +283,15 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSou
   };
   // If all layers have experts, the file may give only the width of the experts.
   if (family.experts.has != HasExperts::kAlways || gguf.find(prefix + "feed_forward_length"))
-    THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff));
+    THIMBLE_TRY(by_layer("feed_forward_length", kMaxWidth, nullptr, &LayerSizes::d_ff, family.single_parts));
   // Early files of lfm2 give a wrong width, so the tensors decide.
   for (uint32_t i = 0; family.short_conv && i < layers; ++i)
     if (const GgufTensor* gate = gguf.tensor("blk." + std::to_string(i) + ".ffn_gate.weight"))
       sizes.layers[i].d_ff = static_cast<uint32_t>(std::min(gate->shape[1], kMaxWidth));
   THIMBLE_TRY(by_layer("attention.head_count", kMaxHeads, nullptr, &LayerSizes::heads));
-  THIMBLE_TRY(by_layer("attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads,
-                       family.short_conv || family.delta_net != DeltaNetHeads::kNone));
+  THIMBLE_TRY(by_layer(
+      "attention.head_count_kv", kMaxHeads, &LayerSizes::heads, &LayerSizes::kv_heads,
+      family.short_conv || family.delta_net != DeltaNetHeads::kNone || family.ssm == SsmLayers::kSome));
   if (family.short_conv) THIMBLE_TRY(count("shortconv.l_cache", kMostTaps, std::nullopt, sizes.taps));
   if (family.delta_net != DeltaNetHeads::kNone) {
     THIMBLE_LET(recurrent, load_recurrent_layers(gguf, prefix, sizes.blocks()));
@@ -292,6 +299,7 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSou
       if (recurrent[i]) sizes.layers[i].kv_heads = 0;
     THIMBLE_SET(sizes.delta_net, load_delta_net_sizes(gguf, prefix));
   }
+  if (family.ssm != SsmLayers::kNone) THIMBLE_SET(sizes.ssm, load_ssm_sizes(gguf, prefix));
   for (LayerSizes& layer : sizes.layers) {
     if (!layer.kv_heads) continue;  // no attention
     if (layer.heads % layer.kv_heads != 0)
@@ -383,6 +391,10 @@ Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& 
   if (family.sinks) THIMBLE_SET(m.sinks, tensors.vector(block + "attn_sinks.weight", m.heads));
   THIMBLE_SET(m.output, tensors.matrix(block + "attn_output.weight", d_model, m.q_cols()));
   const std::string bias = block + "attn_output.bias";
+  if (family.no_output_bias) {
+    tensors.skip(bias);
+    return m;
+  }
   THIMBLE_SET(m.output_bias,
               family.biases ? tensors.vector(bias, d_model) : tensors.vector_if_any(bias, d_model));
   return m;
@@ -397,10 +409,11 @@ Result<ShortConvMixer> load_short_conv(TensorSource& tensors, const std::string&
   return m;
 }
 
-Result<Dense> load_dense(TensorSource& tensors, const std::string& block, uint32_t d_model, uint32_t d_ff) {
+Result<Dense> load_dense(TensorSource& tensors, const std::string& block, bool gated, uint32_t d_model,
+                         uint32_t d_ff) {
   Dense f;
-  if (tensors.has(block + "ffn_gate.weight")) {
-    THIMBLE_SET(f.gate, tensors.matrix(block + "ffn_gate.weight", d_ff, d_model));
+  if (!gated || tensors.has(block + "ffn_gate.weight")) {
+    if (gated) THIMBLE_SET(f.gate, tensors.matrix(block + "ffn_gate.weight", d_ff, d_model));
     THIMBLE_SET(f.up, tensors.matrix(block + "ffn_up.weight", d_ff, d_model));
   } else {  // one matrix; the rows of the gate come first
     THIMBLE_LET(gate_up, tensors.matrix(block + "ffn_up.weight", 2 * uint64_t(d_ff), d_model));
@@ -408,6 +421,9 @@ Result<Dense> load_dense(TensorSource& tensors, const std::string& block, uint32
     f.up = gate_up.row_range(d_ff, d_ff);
   }
   THIMBLE_SET(f.down, tensors.matrix(block + "ffn_down.weight", d_model, d_ff));
+  if (gated) THIMBLE_SET(f.gate_bias, tensors.vector_if_any(block + "ffn_gate.bias", d_ff));
+  THIMBLE_SET(f.up_bias, tensors.vector_if_any(block + "ffn_up.bias", d_ff));
+  THIMBLE_SET(f.down_bias, tensors.vector_if_any(block + "ffn_down.bias", d_model));
   return f;
 }
 
@@ -416,21 +432,29 @@ Result<Experts> load_experts(TensorSource& tensors, const std::string& block, co
   const uint32_t count = sizes.route.experts, d_ff = sizes.d_ff, d_ff_shared = sizes.d_ff_shared;
   Experts f{.route = sizes.route};
   THIMBLE_SET(f.router, tensors.matrix(block + "ffn_gate_inp.weight", count, d_model));
+  const uint32_t width = sizes.latent ? sizes.latent : d_model;
+  if (sizes.latent) {
+    THIMBLE_SET(f.latent_down, tensors.matrix(block + "ffn_latent_down.weight", width, d_model));
+    THIMBLE_SET(f.latent_up, tensors.matrix(block + "ffn_latent_up.weight", d_model, width));
+  }
   if (const std::string fused = block + "ffn_gate_up_exps.weight"; tensors.has(fused)) {
-    THIMBLE_SET(f.gate, tensors.matrices(fused, count, 2 * uint64_t(d_ff), d_model));
+    THIMBLE_SET(f.gate, tensors.matrices(fused, count, 2 * uint64_t(d_ff), width));
     THIMBLE_SET(f.gate_scale, tensors.scales(fused, count));
     f.up_scale = f.gate_scale;
   } else {
-    THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, d_model));
-    THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, d_model));
-    THIMBLE_SET(f.gate_scale, tensors.scales(block + "ffn_gate_exps.weight", count));
+    if (family.gated) {
+      THIMBLE_SET(f.gate, tensors.matrices(block + "ffn_gate_exps.weight", count, d_ff, width));
+      THIMBLE_SET(f.gate_scale, tensors.scales(block + "ffn_gate_exps.weight", count));
+    }
+    THIMBLE_SET(f.up, tensors.matrices(block + "ffn_up_exps.weight", count, d_ff, width));
     THIMBLE_SET(f.up_scale, tensors.scales(block + "ffn_up_exps.weight", count));
   }
-  THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, d_model, d_ff));
+  THIMBLE_SET(f.down, tensors.matrices(block + "ffn_down_exps.weight", count, width, d_ff));
   THIMBLE_SET(f.down_scale, tensors.scales(block + "ffn_down_exps.weight", count));
   if (d_ff_shared) {
     f.scale = family.experts.scale_with_shared;
-    THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));
+    if (family.gated)
+      THIMBLE_SET(f.shared.gate, tensors.matrix(block + "ffn_gate_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.up, tensors.matrix(block + "ffn_up_shexp.weight", d_ff_shared, d_model));
     THIMBLE_SET(f.shared.down, tensors.matrix(block + "ffn_down_shexp.weight", d_model, d_ff_shared));
   }
@@ -452,8 +476,10 @@ Status load_norms(TensorSource& tensors, const std::string& block, const Family&
                   Layer& layer) {
   if (family.norms != Norms::kBehind)
     THIMBLE_SET(layer.norm, tensors.vector(block + "attn_norm.weight", d_model));
-  if (family.norms == Norms::kBefore || family.norms == Norms::kBeforeAndBehind)
-    THIMBLE_SET(layer.ffn_norm, tensors.vector(block + family.ffn_norm + ".weight", d_model));
+  if (family.norms == Norms::kBefore || family.norms == Norms::kBeforeAndBehind) {
+    const std::string bare = block + family.ffn_norm;  // so named in files of falcon-h1
+    THIMBLE_SET(layer.ffn_norm, tensors.vector(tensors.has(bare) ? bare : bare + ".weight", d_model));
+  }
   layer.parallel = family.norms == Norms::kOnce;
   if (family.norms == Norms::kBehind || family.norms == Norms::kBeforeAndBehind) {
     THIMBLE_SET(layer.post_norm, tensors.vector(block + "post_attention_norm.weight", d_model));
@@ -467,18 +493,34 @@ Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& fa
   const std::string block = "blk." + std::to_string(index) + ".";
   const LayerSizes& its = sizes.layers[index];
   Layer layer;
-  THIMBLE_TRY(load_norms(tensors, block, family, sizes.d_model, layer));
-  Mixer& mixer = layer.mixers.emplace_back();
-  if (its.kv_heads)
-    THIMBLE_SET(mixer, load_attention(tensors, block, family, sizes.d_model, its));
-  else if (family.delta_net != DeltaNetHeads::kNone)
-    THIMBLE_SET(mixer, load_delta_net(tensors, block, family, sizes.delta_net, model));
-  else
-    THIMBLE_SET(mixer, load_short_conv(tensors, block, sizes.d_model, sizes.taps));
+  // A layer with a single part has a norm before it, whatever it is.
+  const bool has_feed_forward = !family.single_parts || (its.d_ff && !its.kv_heads);
+  const bool has_mixer = !family.single_parts || !has_feed_forward;
+  if (family.single_parts) {
+    Tensor& norm = has_mixer ? layer.norm : layer.ffn_norm;
+    THIMBLE_SET(norm, tensors.vector(block + "attn_norm.weight", sizes.d_model));
+  } else {
+    THIMBLE_TRY(load_norms(tensors, block, family, sizes.d_model, layer));
+  }
+  const auto add = [&](auto mixer) -> Status {
+    THIMBLE_TRY(mixer);
+    layer.mixers.emplace_back(std::move(*mixer));
+    return {};
+  };
+  if (has_mixer) {
+    if (its.kv_heads) THIMBLE_TRY(add(load_attention(tensors, block, family, sizes.d_model, its)));
+    if (family.ssm == SsmLayers::kAll || (family.ssm == SsmLayers::kSome && !its.kv_heads))
+      THIMBLE_TRY(add(load_ssm(tensors, block, family, sizes.d_model, sizes.ssm)));
+    else if (!its.kv_heads && family.delta_net != DeltaNetHeads::kNone)
+      THIMBLE_TRY(add(load_delta_net(tensors, block, family, sizes.delta_net, model)));
+    else if (!its.kv_heads)
+      THIMBLE_TRY(add(load_short_conv(tensors, block, sizes.d_model, sizes.taps)));
+  }
+  if (!has_feed_forward) return layer;
   if (sizes.experts.route.experts && index >= sizes.dense_layers)
     THIMBLE_SET(layer.feed_forward, load_experts(tensors, block, family, sizes.d_model, sizes.experts));
   else
-    THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, sizes.d_model, its.d_ff));
+    THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, family.gated, sizes.d_model, its.d_ff));
   return layer;
 }
 
@@ -581,7 +623,8 @@ Status load_norm_kind(const Gguf& gguf, const Family& family, Model& model) {
                     rms = attention + "layer_norm_rms_epsilon";
   model.norms_center =
       family.norm_kind == NormKind::kLayer || (family.norm_kind == NormKind::kByEpsilon && !gguf.find(rms));
-  const std::string key = model.norms_center ? attention + "layer_norm_epsilon" : rms;
+  const bool of_layer = model.norms_center || family.norm_kind == NormKind::kRmsOfLayer;
+  const std::string key = of_layer ? attention + "layer_norm_epsilon" : rms;
   THIMBLE_LET(epsilon, gguf.need_float(key));
   if (!(epsilon > 0 && epsilon < 1))
     return error(Code::kFormat, "%s: key %s is %g, where 0 to 1 is possible", gguf.name().c_str(),
@@ -631,7 +674,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     model.output = output;
   }
   // Files of granite without positions are marked in this way.
-  bool rotates = true;
+  bool rotates = family.rotates != Rotates::kNoLayer;
   if (family.scales == Scales::kGranite) {
     THIMBLE_LET(finetuned, with_default(gguf.get_bool(prefix + ".rope.scaling.finetuned"), true));
     rotates = finetuned;
@@ -646,6 +689,11 @@ Status load_weights(const Gguf& gguf, Model& model) {
       attention->first_run = static_cast<uint32_t>(model.layer_of_run.size());
       model.layer_of_run.insert(model.layer_of_run.end(), attention->kv_heads, i);
     }
+    for (const Mixer& mixer : layer.mixers)
+      if (const auto* m = std::get_if<SsmMixer>(&mixer)) {
+        model.shape.mixer_in = m->first_cols();
+        model.shape.mixer_out = m->last_cols();
+      }
     model.layers.push_back(std::move(layer));
   }
   if (windowed) THIMBLE_TRY(load_windows(gguf, family, sizes, model));

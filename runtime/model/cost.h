@@ -39,6 +39,9 @@ Cost state_cost(const Mixer& m) {
 inline Cost state_cost(const DeltaNetMixer& m) {
   return {2.0 * static_cast<double>(m.state_bytes()), 6.0 * m.value_cols() * m.width};
 }
+inline Cost state_cost(const SsmMixer& m) {
+  return {2.0 * static_cast<double>(m.state_bytes()), 5.0 * m.value_cols() * m.state};
+}
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const AttentionMixer&);
 // The same in all layers that attend to every entry, without the first `skipped` layers of the model.

@@ -50,6 +50,30 @@ constexpr Family qwen3next() {
   f.delta_net = DeltaNetHeads::kGrouped;
   return f;
 }
+constexpr Family granitehybrid() {
+  Family f = kGranite;
+  f.name = "granitehybrid";
+  f.ssm = SsmLayers::kSome;
+  return f;
+}
+constexpr Family kNemotronH = {.name = "nemotron_h",
+                               .pairing = kRopeHalves,
+                               .norm_kind = NormKind::kRmsOfLayer,
+                               .act = kActReluSqr,
+                               .rotates = Rotates::kNoLayer,
+                               .ssm = SsmLayers::kSome,
+                               .single_parts = true,
+                               .gated = false};
+constexpr Family nemotron_h_moe() {
+  Family f = kNemotronH;
+  f.name = "nemotron_h_moe";
+  f.experts = {.has = HasExperts::kAlways,
+               .route = kRouteSigmoid,
+               .norm_from_file = true,
+               .choice_bias = ChoiceBias::kMust,
+               .shared = true};
+  return f;
+}
 constexpr Family named(Family f, const char* name) {
   f.name = name;
   return f;
@@ -92,6 +116,14 @@ constexpr Family kFamilies[] = {
     {.name = "smollm3", .pairing = kRopeAdjacent, .rotates = Rotates::kThreeOfFour},
     kGranite,
     named(kGranite, "granitemoe"),
+    granitehybrid(),
+    kNemotronH,
+    nemotron_h_moe(),
+    {.name = "falcon-h1",
+     .pairing = kRopeHalves,
+     .ssm = SsmLayers::kAll,
+     .attention_scale = true,
+     .no_output_bias = true},
     {.name = "olmo2",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kAllHeads,

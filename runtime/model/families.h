@@ -20,8 +20,9 @@ enum class Norms {  // of attention and feed-forward
 };
 enum class NormKind {
   kRms,
-  kLayer,     // subtracts the mean (cohere2)
-  kByEpsilon  // kLayer if the file only has the epsilon of that (cohere2moe)
+  kLayer,       // subtracts the mean (cohere2)
+  kRmsOfLayer,  // kRms, with the epsilon of kLayer (nemotron_h)
+  kByEpsilon    // kLayer if the file only has the epsilon of that (cohere2moe)
 };
 enum class Scales {  // of embeddings, of what layers add to the stream, of attention and of logits
   kNone,
@@ -31,6 +32,7 @@ enum class Scales {  // of embeddings, of what layers add to the stream, of atte
 };
 enum class Rotates {
   kAllLayers,
+  kNoLayer,      // (nemotron_h)
   kThreeOfFour,  // every fourth layer does not rotate (smollm3)
   // If the model has windows, layers without one do not rotate (exaone4, cohere2), except the first ones that
   // have no experts although others do (cohere2moe).
@@ -72,6 +74,9 @@ struct ExpertFacts {
 // Which key head a value head of delta_net uses (DeltaNetParams::tiled).
 enum class DeltaNetHeads { kNone, kTiled, kGrouped };
 
+// Which layers have Mamba-2 (ssm): those without KV heads and feed-forward, or all, next to attention.
+enum class SsmLayers { kNone, kSome, kAll };
+
 // The meaning of the keys and tensors of an architecture (the facts are those of llama.cpp).
 struct Family {
   const char* name;
@@ -96,6 +101,12 @@ struct Family {
   bool short_conv = false;
   // Whether layers have linear attention (delta_net) if the file says so, and the others an output gate.
   DeltaNetHeads delta_net = DeltaNetHeads::kNone;
+  SsmLayers ssm = SsmLayers::kNone;
+  // Whether a layer is a norm and one mixer or one feed-forward.
+  bool single_parts = false;
+  bool gated = true;             // whether feed-forwards have a gate
+  bool attention_scale = false;  // the file may give the factor of query-key products
+  bool no_output_bias = false;   // a bias of attention's output is skipped
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
   // Loads sizes, scales, rotation, windows and layers, for a family that differs in too much. Null: the

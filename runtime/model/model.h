@@ -147,12 +147,44 @@ struct DeltaNetMixer {
   uint32_t last_cols() const { return value_cols(); }
   uint64_t state_bytes() const { return tail_bytes() + uint64_t(value_cols()) * width * sizeof(float); }
 };
-using Mixer = std::variant<AttentionMixer, ShortConvMixer, DeltaNetMixer>;
+
+// Mamba-2: a convolution over tokens, and a state of each head that decays, takes up each token and is read
+// by it (`ssm`).
+struct SsmMixer {
+  uint32_t heads = 0, groups = 0, width = 0, state = 0;  // SsmParams
+  // [first_cols][d_model]: the output's gate, the channels of the convolution, and a number of each head
+  Tensor in;
+  Tensor conv, conv_bias;  // f32 [channels][taps], oldest token first; f32 [channels], or empty
+  Tensor dt_bias, a, d;    // f32 [heads]
+  Tensor norm;             // f32 [groups][value_cols / groups], or empty: the output has no norm (falcon-h1)
+  Tensor out;              // [d_model][value_cols]
+
+  uint32_t value_cols() const { return heads * width; }
+  uint32_t key_cols() const { return groups * state; }
+  // The channels of the convolution are those of x, B and C, in this order.
+  uint32_t channels() const { return value_cols() + 2 * key_cols(); }
+  uint32_t taps() const { return conv.cols; }
+  // The columns of the rows that it computes first, after the gate.
+  uint32_t channels_column() const { return value_cols(); }
+  uint32_t dt_column() const { return channels_column() + channels(); }
+  // The state begins with that of `ssm`, whose size is a multiple of 1 KiB.
+  uint64_t ssm_bytes() const { return uint64_t(value_cols()) * state * sizeof(float); }
+
+  std::vector<Tensor> tensors() const { return {in, conv, conv_bias, dt_bias, a, d, norm, out}; }
+  uint32_t first_cols() const { return dt_column() + heads; }
+  uint32_t middle_cols() const { return channels(); }
+  uint32_t last_cols() const { return value_cols(); }
+  uint64_t state_bytes() const { return ssm_bytes() + uint64_t(taps() - 1) * channels() * sizeof(float); }
+};
+using Mixer = std::variant<AttentionMixer, ShortConvMixer, DeltaNetMixer, SsmMixer>;
 
 // The feed-forward of one expert, or of a layer without experts. Empty tensors: there is none.
 struct Dense {
-  Tensor gate, up, down;  // [d_ff][d_model] twice, [d_model][d_ff]
-  std::vector<Tensor> tensors() const { return {gate, up, down}; }
+  Tensor gate, up, down;                 // [d_ff][d_model] twice, [d_model][d_ff]; gate may be empty
+  Tensor gate_bias, up_bias, down_bias;  // f32 (granitehybrid, nemotron_h)
+  // The columns that it needs for a row: with biases, the op glu cannot compute the product of gate and up.
+  uint64_t hidden_cols() const { return uint64_t(down.cols) * (gate && (gate_bias || up_bias) ? 2 : 1); }
+  std::vector<Tensor> tensors() const { return {gate, up, down, gate_bias, up_bias, down_bias}; }
 };
 
 struct Experts {
@@ -164,7 +196,9 @@ struct Experts {
   Tensor gate, up, down;
   Tensor gate_bias, up_bias, down_bias;     // f32 (gpt-oss)
   Tensor gate_scale, up_scale, down_scale;  // f32 [experts]: factors of their matrices
-  Dense shared;                             // of the expert that processes every token (granite)
+  // [latent][d_model], [d_model][latent]: the experts' input and output are that narrow (nemotron_h_moe)
+  Tensor latent_down, latent_up;
+  Dense shared;        // of the expert that processes every token (granite)
   Tensor shared_gate;  // [1][d_model]: the sigmoid of this product is a factor of its output (qwen35moe)
   float scale = 1;     // factor of the sum of all experts (cohere2moe)
   Tensor factor;       // f32 [experts], of the output of each expert (gemma4)
@@ -173,11 +207,16 @@ struct Experts {
   // other.
   Tensor router_norm, norm, post_norm, shared_post_norm;
 
-  uint32_t d_ff() const { return down.cols; }  // of one expert
+  uint32_t d_ff() const { return down.cols; }                    // of one expert
+  uint32_t width() const { return gate ? gate.cols : up.cols; }  // of its input and output
   std::vector<Tensor> tensors() const {
-    return {gate,     up,         down,        router,      router_bias, choice_bias, gate_bias,
-            up_bias,  down_bias,  shared.gate, shared.up,   shared.down, shared_gate, gate_scale,
-            up_scale, down_scale, factor,      router_norm, norm,        post_norm,   shared_post_norm};
+    std::vector<Tensor> all{gate,        up,          down,      router,      router_bias,
+                            choice_bias, gate_bias,   up_bias,   down_bias,   gate_scale,
+                            up_scale,    down_scale,  latent_up, latent_down, shared_gate,
+                            factor,      router_norm, norm,      post_norm,   shared_post_norm};
+    const std::vector<Tensor> its = shared.tensors();
+    all.insert(all.end(), its.begin(), its.end());
+    return all;
   }
 };
 using FeedForward = std::variant<Dense, Experts>;

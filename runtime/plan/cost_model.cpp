@@ -15,8 +15,9 @@ CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies
     if (layer.has_window())
       windows_.push_back({double(layer.attention()->window), key_cost(*layer.attention())});
     if (const auto* experts = std::get_if<Experts>(&layer.feed_forward)) {
-      layers_ +=
-          product_cost(experts->router) + product_cost(experts->shared) + product_cost(experts->shared_gate);
+      layers_ += product_cost(experts->router) + product_cost(experts->latent_down) +
+                 product_cost(experts->latent_up) + product_cost(experts->shared) +
+                 product_cost(experts->shared_gate);
       experts_ += product_cost(Dense{experts->gate, experts->up, experts->down});
       expert_share_ = double(experts->route.chosen) / experts->route.experts;
     } else {

@@ -75,8 +75,8 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
 // The columns that a layer's feed-forward needs for one row.
 uint64_t ffn_cols(const Layer& layer) {
   const auto* experts = std::get_if<Experts>(&layer.feed_forward);
-  if (!experts) return std::get<Dense>(layer.feed_forward).down.cols;
-  return std::max(experts->route.chosen * uint64_t(experts->d_ff()), uint64_t(experts->shared.down.cols));
+  if (!experts) return std::get<Dense>(layer.feed_forward).hidden_cols();
+  return std::max(experts->route.chosen * uint64_t(experts->d_ff()), experts->shared.hidden_cols());
 }
 
 bool norms_experts(const Layer& layer) {
@@ -147,6 +147,14 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   for (const Layer& layer : model.layers) most_ffn_cols = std::max(most_ffn_cols, ffn_cols(layer));
   l.ffn = workspace.place(rows * most_ffn_cols * f32);
   if (s.experts) {
+    uint64_t latent_cols = 0;
+    for (const Layer& layer : model.layers)
+      if (const auto* experts = std::get_if<Experts>(&layer.feed_forward))
+        latent_cols = std::max(latent_cols, uint64_t(experts->latent_down.rows));
+    if (latent_cols) {
+      l.latent_x = workspace.place(rows * latent_cols * f32);
+      l.latent_sum = workspace.place(rows * latent_cols * f32);
+    }
     l.router_logits = workspace.place(rows * s.experts * f32);
     l.expert_first = workspace.place((uint64_t(s.experts) + 1) * i32);
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);

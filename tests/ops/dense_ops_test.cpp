@@ -916,32 +916,34 @@ TEST_P(DenseOps, RmsNormTakesVectorsWithOthersBetween) {
 
 TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
   Random random;
-  for (uint32_t act : {kActSilu, kActGeluErf})
-    for (uint32_t cols : {1u, 31u, 33u, 1000u}) {
-      clear();
-      const bool multiplies = cols % 2 != 0;
-      const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8),
-                               times = random.floats(size_t(7) * cols, -3, 3);
-      const View v = inout(padded_rows(x, size_t(9) * cols)),
-                 factors = multiplies ? input(padded_rows(times, size_t(9) * cols)) : View{};
-      run({.n_rows = 7}, 9, [&](Recorder& r) {
-        r.record(Activation{v, {.cols = cols, .act = act}, factors});
-      });
-      const std::vector<float> got = get<float>(v);
-      for (size_t i = 0; i < x.size(); ++i) {
-        const double a = x[i];
-        const double exact =
-            (act == kActSilu ? a / (1 + std::exp(-a)) : a / 2 * std::erfc(-a / std::sqrt(2))) *
-            (multiplies ? double{times[i]} : 1);
-        // silu as in kernels_test; gelu as accurate as it is without erfc (gelu_erf.glsl). An erfc within 4
-        // ulp whose argument has two roundings is no worse. The product rounds once more.
-        const double half_ulps = (act == kActSilu ? 6 : 20 + 2 * a * a) + multiplies;
-        ASSERT_NEAR(got[i], exact, std::fabs(exact) * half_ulps * 0x1p-24) << "act " << act << " of " << a;
+  for (uint32_t act : {kActSilu, kActGeluErf, kActReluSqr})
+    for (uint32_t cols : {1u, 31u, 33u, 1000u})
+      for (const bool has_times : {false, true}) {
+        clear();
+        const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8),
+                                 factors = random.floats(x.size());
+        const View v = inout(padded_rows(x, size_t(9) * cols)),
+                   times = has_times ? input(padded_rows(factors, size_t(9) * cols)) : View();
+        run({.n_rows = 7}, 9, [&](Recorder& r) {
+          r.record(Activation{v, {.cols = cols, .act = act}, times});
+        });
+        const std::vector<float> got = get<float>(v);
+        for (size_t i = 0; i < x.size(); ++i) {
+          const double a = x[i];
+          const double activated = act == kActSilu      ? a / (1 + std::exp(-a))
+                                   : act == kActGeluErf ? a / 2 * std::erfc(-a / std::sqrt(2))
+                                                        : std::max(a, 0.0) * a;
+          const double exact = has_times ? activated * double{factors[i]} : activated;
+          // silu as in kernels_test; gelu as accurate as it is without erfc (gelu_erf.glsl). An erfc within 4
+          // ulp whose argument has two roundings is no worse. The factor rounds once more.
+          const double half_ulps = act == kActSilu ? 6 : act == kActGeluErf ? 20 + 2 * a * a : 1;
+          ASSERT_NEAR(got[i], exact, std::fabs(exact) * (half_ulps + has_times) * 0x1p-24)
+              << "act " << act << " of " << a;
+        }
+        if (GetParam() == "cpu") {
+          EXPECT_TRUE(is_poison(got, x.size(), 2 * cols));
+        }
       }
-      if (GetParam() == "cpu") {
-        EXPECT_TRUE(is_poison(got, x.size(), 2 * cols));
-      }
-    }
 }
 
 // Tests the middle, and the tails up to where they underflow.

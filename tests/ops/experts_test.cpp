@@ -34,6 +34,7 @@ class Experts : public OpTest {
     bool routed = false;    // the program also chooses the experts
     bool fused = false;     // gate and up are in one tensor
     bool scaled = false;    // the matrices have scales
+    bool gated = true;
   };
   void check_experts(const Shape&);
 };
@@ -247,7 +248,7 @@ void Experts::check_experts(const Shape& s) {
   SCOPED_TRACE(::testing::Message() << s.chosen << " of " << s.experts << " experts, " << s.rows << " rows, "
                                     << s.in_cols << " to " << s.out_cols << " " << dtype_info(s.type).name
                                     << ", act " << s.act << ", biased " << s.biased << ", fused " << s.fused
-                                    << ", scaled " << s.scaled);
+                                    << ", scaled " << s.scaled << ", gated " << s.gated);
   clear();
   Random random{s.experts + s.rows + s.in_cols};
   const uint32_t max_rows = s.max_rows ? s.max_rows : s.rows + 2, slots = s.rows * s.chosen,
@@ -291,9 +292,9 @@ void Experts::check_experts(const Shape& s) {
     up_weight = weight(s.type, s.experts * s.out_cols, s.in_cols, up.bytes);
   }
   const ExpertGlu glu{input(padded_rows(x, size_t(max_rows) * s.in_cols)),
-                      gate_weight,
+                      s.gated ? gate_weight : Weight{},
                       up_weight,
-                      of(gate_bias),
+                      s.gated ? of(gate_bias) : View{},
                       of(up_bias),
                       first,
                       row,
@@ -354,6 +355,14 @@ void Experts::check_experts(const Shape& s) {
                                 at_or_1(gate_scale, expert)),
                     u = product(s.fused ? gate : up, of_up, token, s.in_cols,
                                 s.biased ? double{up_bias[at]} : 0, 0, f16, at_or_1(up_scale, expert));
+      if (!s.gated) {
+        const double root = std::max(u.sum, 0.0);
+        // The slope of the square is twice the root; two operations follow.
+        ASSERT_NEAR(hidden[size_t(slot) * s.out_cols + c], root * root,
+                    (2 * root + u.tolerance) * u.tolerance + root * root * 0x1p-22)
+            << "slot " << slot << ", column " << c;
+        continue;
+      }
       // The slope of activations is at most 1.2 times their argument; a few operations follow.
       const double value = activated(s.act, g.sum, u.sum);
       const double moved = 1.2 * g.tolerance * (std::fabs(u.sum) + 1) + std::fabs(g.sum) * u.tolerance +
@@ -480,6 +489,26 @@ TEST_P(Experts, HaveScalesAndBiases) {
                    .biased = true,
                    .max_rows = rows == 1 ? 1u : 0u,
                    .scaled = true});
+}
+
+TEST_P(Experts, MayHaveNoGate) {
+  for (const DType type : {DType::kF16, DType::kQ8_0, DType::kQ4_K, DType::kF32})
+    for (const uint32_t rows : {1u, 5u, 70u}) {
+      if (is_variation() && type != DType::kQ8_0) continue;
+      if (is_slow() && rows == 70 && type != DType::kF16) continue;
+      check_experts({.experts = 6,
+                     .chosen = 2,
+                     .rows = rows,
+                     .in_cols = 256,
+                     .out_cols = rows == 5 ? 512u : 256u,
+                     .type = type,
+                     .act = kActReluSqr,
+                     .biased = rows == 5,
+                     .max_rows = rows,
+                     .routed = rows == 1,
+                     .gated = false});
+      if (HasFatalFailure()) return;
+    }
 }
 
 // Backends may choose a token's experts inside the first product that needs them.

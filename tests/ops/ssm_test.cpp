@@ -70,8 +70,8 @@ struct Reference {
       const double dt = double{text.dt[size_t{row} * h.heads + head]} + double{text.dt_bias[head]};
       const double delta = dt > 20 ? dt : std::log1p(std::exp(dt)), gamma = delta * a,
                    decay = std::exp(gamma);
-      const double decay_error = decay * (4 * std::fabs(gamma) + std::fabs(a * dt) + 2) * kUnit;
-      const double delta_error = (std::fabs(dt) + 4) * kUnit;
+      const double decay_error = decay * (16 * std::fabs(gamma) + std::fabs(a * dt) + 4) * kUnit;
+      const double delta_error = (std::fabs(dt) + 16) * kUnit;
       const size_t key = size_t{row} * h.keys() + size_t{h.group_of(head)} * h.state;
       for (uint32_t col = 0; col < h.width; ++col) {
         const double x = double{text.x[size_t{row} * h.values() + size_t{head} * h.width + col]};

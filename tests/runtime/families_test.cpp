@@ -17,12 +17,23 @@
 namespace thimble::test {
 namespace {
 
-constexpr const char* kFamilies[] = {"gemma3",     "gemma2",    "qwen3moe",   "mixtral",  "gpt_oss",
-                                     "smollm3",    "granite",   "olmo2",      "olmo3",    "granitemoe_shared",
-                                     "ministral3", "lfm2",      "lfm2moe",    "qwen35",   "qwen35moe",
-                                     "qwen3next",  "seed_oss",  "ernie45moe", "glm4",     "glm4moe",
-                                     "exaone4",    "hunyuan",   "minicpm",    "cohere2",  "cohere2moe",
-                                     "gemma4",     "gemma4moe", "gemma4_e2b", "gemma4_kv"};
+constexpr const char* kFamilies[] = {"gemma3",     "gemma2",
+                                     "qwen3moe",   "mixtral",
+                                     "gpt_oss",    "smollm3",
+                                     "granite",    "olmo2",
+                                     "olmo3",      "granitemoe_shared",
+                                     "ministral3", "lfm2",
+                                     "lfm2moe",    "qwen35",
+                                     "qwen35moe",  "qwen3next",
+                                     "seed_oss",   "ernie45moe",
+                                     "glm4",       "glm4moe",
+                                     "exaone4",    "hunyuan",
+                                     "minicpm",    "cohere2",
+                                     "cohere2moe", "gemma4",
+                                     "gemma4moe",  "gemma4_e2b",
+                                     "gemma4_kv",  "granitehybrid",
+                                     "nemotronh",  "nemotronh_latent",
+                                     "falconh1"};
 constexpr uint32_t kText = 200;
 // The tolerance of logits against dense attention: that of expect_close(), times 4 because one rounding may
 // exchange two experts with almost equal scores.

@@ -640,16 +640,17 @@ TEST(Model, WantsNormsAndBiasesInF32) {
 
 TEST(Model, RefusesATensorThatItWouldNotUse) {
   GgufWriter w = tiny_model("llama");
-  w.tensor("blk.0.ffn_up.bias", {12}, std::vector<float>(12));
-  expect_refused(w, Code::kUnsupported, "tensor 'blk.0.ffn_up.bias' has no place in this architecture");
+  w.tensor("blk.0.ffn_sub_norm.weight", {12}, std::vector<float>(12));
+  expect_refused(w, Code::kUnsupported,
+                 "tensor 'blk.0.ffn_sub_norm.weight' has no place in this architecture");
 }
 
 TEST(Model, RefusesOtherArchitectures) {
   expect_refused(
       tiny_model("mamba"), Code::kUnsupported,
       "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
-      "gemma2, gemma3, gemma4, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2, lfm2, lfm2moe, qwen35, "
-      "qwen35moe, qwen3next, seed_oss, ");
+      "gemma2, gemma3, gemma4, gpt-oss, gptoss, smollm3, granite, granitemoe, granitehybrid, nemotron_h, "
+      "nemotron_h_moe, falcon-h1, olmo2, lfm2, lfm2moe, qwen35, qwen35moe, qwen3next, seed_oss, ");
   expect_refused(tiny_model("minicpm3"), Code::kUnsupported,
                  "the architecture 'minicpm3' is not supported; the nearest one is minicpm (only llama, ");
 }

@@ -29,7 +29,7 @@ class States : public ::testing::TestWithParam<const char*> {
 
   std::shared_ptr<const Model> model_;
 };
-INSTANTIATE_TEST_SUITE_P(Of, States, ::testing::Values("lfm2", "qwen35"),
+INSTANTIATE_TEST_SUITE_P(Of, States, ::testing::Values("lfm2", "qwen35", "falconh1"),
                          [](const auto& family) { return std::string(family.param); });
 
 SessionOptions dense() { return {.pool = 400, .chunk = 64, .max_new = 64}; }

@@ -23,8 +23,9 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);
   const DigitBlock* const digits =
-      take_digits(c, c.threads.size() * expert_scratch(p.in_cols) * sizeof(float), {op.gate.type, op.up.type},
-                  data<float>(op.x), p.in_cols, c.step.n_rows, p.in_cols);
+      take_digits(c, c.threads.size() * expert_scratch(p.in_cols) * sizeof(float),
+                  {op.gate ? op.gate.type : op.up.type, op.up.type}, data<float>(op.x), p.in_cols,
+                  c.step.n_rows, p.in_cols);
   // With digits rows are not gathered, so an item is one slot and experts without slots have no items.
   // Otherwise an item is an expert.
   const uint32_t most = digits ? 1 : kExpertRows, items = digits ? first[p.experts] : p.experts;
@@ -53,6 +54,12 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
       const DigitBlock* const digits_of_x =
           digits ? digits + row_of(slot) * digit_blocks(p.in_cols) : nullptr;
       float* h = data<float>(op.h) + size_t(slot) * p.out_cols + col;
+      if (!op.gate) {
+        up(x, digits_of_x, n, h, p.out_cols, scratch.matmul);
+        add_bias(op.up_bias, bias, n, cols, h, p.out_cols);
+        for (uint32_t r = 0; r < n; ++r, h += p.out_cols) kernels().activate(p.act, h, nullptr, cols);
+        continue;
+      }
       gate(x, digits_of_x, n, h, p.out_cols, scratch.matmul);
       up(x, digits_of_x, n, scratch.block, cols, scratch.matmul);
       add_bias(op.gate_bias, bias, n, cols, h, p.out_cols);

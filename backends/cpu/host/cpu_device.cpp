@@ -231,8 +231,9 @@ class CpuDevice : public Device {
   DeviceInfo info() const override { return cpu_device_info(); }
 
   Result<Needs> needs(const ModelShape& model, const SessionShape& session) const override {
-    uint64_t widest = std::max({uint64_t(model.d_model), uint64_t(model.heads) * model.head_dim,
-                                uint64_t(model.experts ? model.d_ff_shared : model.d_ff)});
+    uint64_t widest =
+        std::max({uint64_t(model.d_model), uint64_t(model.heads) * model.head_dim,
+                  uint64_t(model.experts ? model.d_ff_shared : model.d_ff), uint64_t(model.mixer_out)});
     for (const MatrixShape& m : model.retainer)
       widest = std::max({widest, uint64_t(m.rows), uint64_t(m.cols)});
     const uint64_t few_rows = digit_kernels().few_rows;

@@ -39,7 +39,7 @@ struct Seconds {
   }
   double operator()(const Glu& o) const { return products(o.gate, rows, 1) + products(o.up, rows, 1); }
   double operator()(const ExpertGlu& o) const {
-    return experts(o.gate, o.p.experts, o.p.chosen) + experts(o.up, o.p.experts, o.p.chosen);
+    return (o.gate ? experts(o.gate, o.p.experts, o.p.chosen) : 0) + experts(o.up, o.p.experts, o.p.chosen);
   }
   double operator()(const ExpertLinear& o) const { return experts(o.w, o.p.experts, o.p.chosen); }
   double operator()(const KvView& o) const {

@@ -247,6 +247,10 @@ inline Vec gelu(Vec x) {
   return x / (1.0f + exp(-u2));
 }
 
+inline Vec relu_sqr(Vec x) {
+  const Vec r = x < 0.0f ? Vec{} : x;  // NaN passes through
+  return r * r;
+}
 inline Vec gelu_erf(Vec x) {  // erfc keeps bits that 1 + erf would round away
   Vec tail;
   for (int i = 0; i < kLanes; ++i) tail[i] = __builtin_erfcf(-0.707106781f * x[i]);  // 1 / sqrt(2)
@@ -272,6 +276,8 @@ void activate(uint32_t act, float* x, const float* factor, uint32_t n) {
     activate_with<silu>(x, factor, n);
   else if (act == kActGelu)
     activate_with<gelu>(x, factor, n);
+  else if (act == kActReluSqr)
+    activate_with<relu_sqr>(x, factor, n);
   else
     activate_with<gelu_erf>(x, factor, n);
 }

@@ -17,7 +17,10 @@ __global__ void activation_kernel(const StepParams* step, ActivationParams p, fl
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j)
     if (const uint64_t i = first + j * kThreads; i < n)
-      x[i] = (p.act == kActGeluErf ? gelu_erf(x[i]) : activated(x[i], p.act)) * (times ? times[i] : 1);
+      x[i] = (p.act == kActGeluErf   ? gelu_erf(x[i])
+              : p.act == kActReluSqr ? relu_of(x[i], x[i])
+                                     : activated(x[i], p.act)) *
+             (times ? times[i] : 1);
 }
 
 }  // namespace

@@ -10,6 +10,9 @@ __device__ inline float sigmoid_argument(float x, uint32_t act) {
   return act == kActSilu ? x : 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
 }
 
+// max(gate, 0) * up; NaN passes through.
+__device__ inline float relu_of(float gate, float up) { return gate < 0 ? 0 : gate * up; }
+
 // The glu of gpt-oss.
 __device__ inline float clamped_glu(float gate, float up) {
   gate = fminf(gate, 7.0f);
@@ -23,6 +26,7 @@ __device__ inline float activated(float x, uint32_t act) {
 
 // For glu of few rows.
 __device__ inline float glu_of(float gate, float up, uint32_t act) {
+  if (act == kActReluSqr) return relu_of(gate, up);
   return act == kActClamped ? clamped_glu(gate, up) : activated(gate, act) * up;
 }
 

@@ -41,6 +41,8 @@ uint64_t dense_scratch(const ModelShape& m, const SessionShape& s, const Card&) 
                   {m.d_ff, m.d_model},
                   {m.d_model, 2 * static_cast<uint32_t>(round_up(m.d_ff_shared, 8))},
                   {m.d_ff_shared, m.d_model},
+                  {m.d_model, m.mixer_in},
+                  {m.mixer_out, m.d_model},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows}};
   // Rows that a retainer scores at once in decode (kBatchRows of runtime/policy/policy.h)

@@ -62,6 +62,7 @@ __device__ inline uint32_t product_rows(const StepParams& s, uint32_t first_row,
 // bits anyway.
 __device__ inline float glu_of_product(float gate, float up, uint32_t act) {
   if (act == kActClamped) return clamped_glu(gate, up);
+  if (act == kActReluSqr) return relu_of(gate, up);
   return __fdividef(gate, 1.0f + __expf(-sigmoid_argument(gate, act))) * up;
 }
 

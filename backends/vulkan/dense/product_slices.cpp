@@ -185,6 +185,8 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {delta_cols, m.d_model},
                   {m.d_ff, m.d_model},
                   {m.d_ff_shared, m.d_model},
+                  {m.d_model, m.mixer_in},
+                  {m.mixer_out, m.d_model},
                   {m.d_model, m.experts},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows},

@@ -18,6 +18,10 @@ void main() {
   const uint row = gl_WorkGroupID.y, column = gl_GlobalInvocationID.x;
   if (row >= step.n_rows || column >= push.p.cols) return;
   const uint index = row * push.p.cols + column, at = push.base[0] + index;
-  const float made = push.p.act == kActGeluErf ? gelu_erf(x[at]) : activate(x[at], push.p.act);
+  float made = x[at];
+  if (push.p.act == kActReluSqr)
+    made = made < 0 ? 0 : made * made;  // NaN passes through
+  else
+    made = push.p.act == kActGeluErf ? gelu_erf(made) : activate(made, push.p.act);
   x[at] = kTimes ? made * times[push.base[1] + index] : made;
 }
