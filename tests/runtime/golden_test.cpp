@@ -117,8 +117,9 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
 constexpr struct {
   size_t first, end;
   const char* devices;
-} kSupported[] = {{0, 42, "cpu cuda"},           {42, 54, "cpu vulkan cuda"}, {54, 96, "cpu"},
-                  {120, 156, "cpu vulkan cuda"}, {156, 162, "cpu vulkan"},    {162, 192, "cpu vulkan cuda"}};
+} kSupported[] = {{0, 42, "cpu cuda"},      {42, 54, "cpu vulkan cuda"},  {54, 72, "cpu vulkan"},
+                  {72, 84, "cpu"},          {84, 96, "cpu vulkan"},       {120, 156, "cpu vulkan cuda"},
+                  {156, 162, "cpu vulkan"}, {162, 192, "cpu vulkan cuda"}};
 constexpr const char* kRefused[] = {"deepseek2"};
 constexpr size_t kFamilyGoldens = 192;
 constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185};

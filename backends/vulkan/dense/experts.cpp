@@ -169,14 +169,6 @@ static ExpertProduct product_of(const ExpertGlu& op) {
 
 void expert_glu(Recording& r, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
-  if (!op.gate) {
-    product.w = op.up;
-    product.bias = op.up_bias;
-    product.scale = op.up_scale;
-    multiply(r, product);
-    // The slots of a row are as many as the experts that it uses.
-    return activation(r, {.x = op.h, .p = {.cols = op.p.chosen * op.p.out_cols, .act = op.p.act}});
-  }
   // A single row reads x once for both matrices, and matrix units compute both at once. Otherwise the gate is
   // written where h will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
@@ -198,7 +190,7 @@ bool routed_expert_glu(Recording& r, const Route& route, const ExpertGlu& op) {
   product.up = op.up;
   product.up_bias = op.up_bias;
   product.up_scale = op.up_scale;
-  if (!op.gate || op.gate.type != op.up.type || route.each || !is_shown_at_once(r, product)) return false;
+  if (op.gate.type != op.up.type || route.each || !is_shown_at_once(r, product)) return false;
   product.route = &route;
   multiply_vectors(r, product);
   return true;
