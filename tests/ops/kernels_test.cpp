@@ -118,7 +118,7 @@ TEST_F(KernelSets, NormaliseRows) {
     for (uint32_t n : {1u, 31u, 33u, 64u, 1000u}) {
       const std::vector<float> x = random.floats(n, -1e5f, 1e5f), w = random.floats(n);
       std::vector<float> y = x;
-      k->rms_norm(y.data(), w.data(), n, 1e-5f, false, y.data());
+      k->rms_norm(y.data(), w.data(), n, 1e-5f, false, false, y.data());
       double squares = 0;
       for (float f : x) squares += double{f} * double{f};
       const double scale = 1 / std::sqrt(squares / n + 1e-5);

@@ -19,6 +19,12 @@ __device__ float4 scaled(float4 x, float scale, float4 weight) {
   return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
 }
 
+// The weight of these columns; ones if there are no weights.
+__device__ float weight_at(const float* weight, uint32_t c) { return weight ? weight[c] : 1; }
+__device__ float4 weight_at(const float4* weight, uint32_t c) {
+  return weight ? weight[c] : float4{1, 1, 1, 1};
+}
+
 __device__ float total(float x) { return x; }
 __device__ float total(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 __device__ float less(float x, float mean) { return x - mean; }
@@ -54,7 +60,7 @@ __global__ void __launch_bounds__(kMostThreads)
   Vec held_weight[kHeld], held[kHeld];
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
-    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held_weight[j] = weight[c];
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held_weight[j] = weight_at(weight, c);
   await_predecessor();
   const uint32_t vector = blockIdx.x * blockDim.y + threadIdx.y, row = vector / p.groups;
   if (row >= row_count(*step, p.rows)) return;
@@ -89,7 +95,7 @@ __global__ void __launch_bounds__(kMostThreads)
       y[c] = p.add ? sum_of(y[c], normed) : normed;
     }
   for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) {
-    const Vec normed = scaled(less(x[c], mean), scale, weight[c]);
+    const Vec normed = scaled(less(x[c], mean), scale, weight_at(weight, c));
     y[c] = p.add ? sum_of(y[c], normed) : normed;
   }
 }
