@@ -531,7 +531,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(Activation, activation, kOnAll)      \
   OP(ShortConv, short_conv, kOnAll)       \
   OP(DeltaNet, delta_net, kOnAll)         \
-  OP(Ssm, ssm, kOnAll)                    \
+  OP(Ssm, ssm, kOnCpu | kOnVulkan)        \
   OP(GatedNorm, gated_norm, kOnAll)       \
   OP(Gate, gate, kOnAll)                  \
   OP(KvAppend, kv_append, kOnAll)         \

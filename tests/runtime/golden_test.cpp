@@ -117,12 +117,12 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
 constexpr struct {
   size_t first, end;
   const char* devices;
-} kSupported[] = {{0, 42, "cpu cuda"},      {42, 54, "cpu vulkan cuda"},  {54, 72, "cpu vulkan"},
-                  {72, 84, "cpu"},          {84, 96, "cpu vulkan"},       {120, 156, "cpu vulkan cuda"},
-                  {156, 162, "cpu vulkan"}, {162, 192, "cpu vulkan cuda"}};
+} kSupported[] = {{0, 30, "cpu cuda"},           {30, 42, "cpu vulkan"},   {42, 54, "cpu vulkan cuda"},
+                  {54, 72, "cpu vulkan"},        {72, 84, "cpu"},          {84, 96, "cpu vulkan"},
+                  {120, 156, "cpu vulkan cuda"}, {156, 162, "cpu vulkan"}, {162, 192, "cpu vulkan cuda"}};
 constexpr const char* kRefused[] = {"deepseek2"};
 constexpr size_t kFamilyGoldens = 192;
-constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185};
+constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185}, kExchangesInF16 = 128;
 
 // The newer families.
 class FamilyGoldens : public ArchitectureGoldens {};
@@ -137,9 +137,11 @@ TEST_P(FamilyGoldens, AreReproduced) {
   SCOPED_TRACE(name);
   // As in ArchitectureGoldens. With keys and values in f16, a token of the second text of kExchanges goes to
   // another expert, which moves llama.cpp's own logits by 0.34. The first text is off by 0.09 at its second
-  // token, probably for the same reason.
+  // token, probably for the same reason. kExchangesInF16 is off by 0.28 where products round to f16, on an
+  // H200 with CUDA and with Vulkan alike; with products in f32, the software driver reproduces it.
   const bool exchanges =
-      std::find(std::begin(kExchanges), std::end(kExchanges), number) != std::end(kExchanges);
+      std::find(std::begin(kExchanges), std::end(kExchanges), number) != std::end(kExchanges) ||
+      (number == kExchangesInF16 && device != "cpu");
   const bool routed = device != "cpu" && name.find("moe") != std::string::npos;
   const float native = golden.at("native"), exchange = exchanges ? 0.35f : routed ? 0.015f : 0;
   expect_golden(golden, 1000 + number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
@@ -182,9 +184,9 @@ TEST(FamilyGoldens, AreAllTestedButThoseOfFamiliesThatAreRefused) {
     EXPECT_NE(all[i].at("model").get<std::string>().find("tiny-cohere2moe q8_0"), std::string::npos);
 }
 
-// The first goldens are of families that every device supports. After them come gemma4, which the
-// tests do not run with Vulkan so far, and lfm2.
-constexpr size_t kFirstOfGemma4 = 92, kFirstOfLfm2 = 106, kGoldens = 113;
+// The first goldens are of families that every device supports. After them come gemma4, which CUDA refuses,
+// gemma4 with experts, which only the CPU computes so far, and lfm2.
+constexpr size_t kFirstOfGemma4 = 92, kFirstOfGemma4Moe = 99, kFirstOfLfm2 = 106, kGoldens = 113;
 
 std::vector<std::tuple<std::string, size_t>> architectures() {
   std::vector<std::tuple<std::string, size_t>> all;
@@ -192,9 +194,11 @@ std::vector<std::tuple<std::string, size_t>> architectures() {
     if (info.usable)
       for (size_t i = 0; i < kGoldens; ++i)
         // The goldens of the software driver cover every family and type.
-        if ((!info.name.starts_with("vulkan") || i < kFirstOfGemma4 || i >= kFirstOfLfm2) &&
-            (!info.software || i % 5 == 2))
-          all.emplace_back(info.name, i);
+        if (!info.software || i % 5 == 2) {
+          const bool gemma4 = i >= kFirstOfGemma4 && i < kFirstOfLfm2;
+          if (!gemma4 || info.name == "cpu" || (info.name.starts_with("vulkan") && i < kFirstOfGemma4Moe))
+            all.emplace_back(info.name, i);
+        }
   return all;
 }
 
