@@ -163,6 +163,12 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   // A software driver compiles each pipeline for up to a second and computes a thousand times slower than a
   // card; sanitizers slow the CPU down tenfold. On these, tests run the smallest cases that reach each path.
   // Cards, and the CPU without sanitizers, run all cases.
+  // Whether the device takes heads of so many channels. One with little shared memory has a lower limit.
+  bool takes_heads_of(uint32_t head_dim) const {
+    ModelShape wide = model;
+    wide.head_dim = head_dim;
+    return device_->needs(wide, session).ok();
+  }
   bool is_slow() const { return kSanitized || device_->info().software; }
   // Whether this is the software driver restricted to portable features, or with a non-default subgroup size.
   // Behaviour that depends on neither, such as the meaning of a weight block, need not be tested again.

@@ -241,8 +241,8 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersDoNotSupport) {
   const auto device = open(), small = open({.portable = true});
   for (const uint32_t head_dim : {2u, 512u}) must(status(*device, head_dim, false));
   for (const uint32_t head_dim : {63u, 514u}) refuses(*device, head_dim, false, "up to 512: use");
-  must(status(*device, 256, true));
-  refuses(*device, 258, true, "up to 256 with selection");
+  must(status(*device, 512, true));
+  refuses(*device, 514, true, "up to 512 with selection");
   must(status(*small, 272, false));  // its queries, keys and counted parts share 16 KiB
   refuses(*small, 274, false, "up to 272: use");
 }
