@@ -470,7 +470,7 @@ void Decoder::feed_forward(const LayerStep& l, const Dense& f) const {
   if (!f.down) return;
   const Layer& layer = l.model_layer();
   glu(l.recorder, layer.ffn_norm || layer.parallel ? at_.norm : at_.x, f);
-  add_branch(l.recorder, at_.ffn, f.down, f.down_bias, l.model_layer().post_ffn_norm);
+  add_branch(l.recorder, at_.ffn, f.down, f.down_bias, layer.post_ffn_norm);
 }
 
 // Rows of a matrix in device memory.

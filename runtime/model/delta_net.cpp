@@ -23,9 +23,7 @@ Result<DeltaNetSizes> load_delta_net_sizes(const Gguf& gguf, const std::string& 
     return error(Code::kUnsupported,
                  "%s: key '%sssm.state_size' is %u, and only 32, 64, 96 and 128 are supported",
                  gguf.name().c_str(), prefix.c_str(), s.width);
-  if (s.taps < 2 || s.taps > kMostTaps)
-    return error(Code::kUnsupported, "%s: key '%sssm.conv_kernel' is %u, and only 2 to %u are supported",
-                 gguf.name().c_str(), prefix.c_str(), s.taps, kMostTaps);
+  THIMBLE_TRY(check_taps(gguf, prefix, s.taps));
   return s;
 }
 

@@ -25,6 +25,12 @@ Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::o
   return set_count(gguf, key, max, value ? value : fallback, count);
 }
 
+Status check_taps(const Gguf& gguf, const std::string& prefix, uint32_t taps) {
+  if (taps >= 2 && taps <= kMostTaps) return {};
+  return error(Code::kUnsupported, "%s: key '%sssm.conv_kernel' is %u, and only 2 to %u are supported",
+               gguf.name().c_str(), prefix.c_str(), taps, kMostTaps);
+}
+
 Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers) {
   const uint64_t count = gguf.find(key)->count;
   if (count == layers) return {};

@@ -34,6 +34,8 @@ Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::o
 // too.
 Status read_count_of_layer(const Gguf& gguf, const std::string& key, uint32_t layer, uint32_t layers,
                            uint64_t max, std::optional<uint64_t> fallback, bool may_be_0, uint32_t& count);
+// Refuses a convolution over more tokens than the op short_conv takes, or over one (key ssm.conv_kernel).
+Status check_taps(const Gguf& gguf, const std::string& prefix, uint32_t taps);
 // Refuses an array whose length is not the number of layers.
 Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers);
 

@@ -28,9 +28,7 @@ Result<SsmSizes> load_ssm_sizes(const Gguf& gguf, const std::string& prefix) {
     return error(Code::kUnsupported,
                  "%s: key '%sssm.state_size' is %u, and only multiples of 16 up to %u are supported",
                  gguf.name().c_str(), prefix.c_str(), s.state, kMostSsmState);
-  if (s.taps < 2 || s.taps > kMostTaps)
-    return error(Code::kUnsupported, "%s: key '%sssm.conv_kernel' is %u, and only 2 to %u are supported",
-                 gguf.name().c_str(), prefix.c_str(), s.taps, kMostTaps);
+  THIMBLE_TRY(check_taps(gguf, prefix, s.taps));
   return s;
 }
 

@@ -2,6 +2,7 @@
 // the vector's mean.
 #include <algorithm>
 
+#include "backends/cuda/dense/row_sum.cuh"
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
@@ -32,18 +33,6 @@ __device__ float4 less(float4 x, float mean) { return {x.x - mean, x.y - mean, x
 
 __device__ float sum_of(float a, float b) { return a + b; }
 __device__ float4 sum_of(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-
-// The sum over all threads of a row (threadIdx.y) of the block. There is only one row if it is wider than a
-// warp.
-__device__ float row_sum(float x) {
-  x = warp_sum(x);
-  if (blockDim.x == kWarp) return x;
-  __shared__ float sums[kWarp];
-  const uint32_t lane = threadIdx.x % kWarp;
-  if (lane == 0) sums[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  return warp_sum(lane < blockDim.x / kWarp ? sums[lane] : 0);
-}
 
 // Vecs (float, float4) of a vector, and between rows and vectors.
 struct Strides {

@@ -1,6 +1,7 @@
 // gated_norm: an RMS norm of each vector before or after its gate, or the gate alone.
 #include <algorithm>
 
+#include "backends/cuda/dense/row_sum.cuh"
 #include "backends/cuda/mixers/gate.cuh"
 #include "backends/cuda/ops.h"
 
@@ -9,18 +10,6 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 constexpr uint32_t kHeld = 4;  // elements that a thread reads once and keeps; it reads further ones twice
-
-// The sum over all threads of a row (threadIdx.y) of the block. There is only one row if it is wider than a
-// warp.
-__device__ float row_sum(float x) {
-  x = warp_sum(x);
-  if (blockDim.x == kWarp) return x;
-  __shared__ float sums[kWarp];
-  const uint32_t lane = threadIdx.x % kWarp;
-  if (lane == 0) sums[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  return warp_sum(lane < blockDim.x / kWarp ? sums[lane] : 0);
-}
 
 // A row of threads processes a vector.
 __global__ void __launch_bounds__(kMostThreads)
