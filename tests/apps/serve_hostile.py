@@ -157,7 +157,7 @@ def send(server, kind, r, problems):
         got = drain(connection)
         status = got[9:12] if got.startswith(b"HTTP/1.") else b""
         # The queue may be full, or large texts may take all the room.
-        busy = (status == b"429" and b"200" in allowed) or (status == b"503" and b"large" in got)
+        busy = (status == b"429" and b"200" in allowed) or (status == b"503" and b"fill the memory" in got)
         if status not in allowed and not busy:
             problems.append(f"{kind.__name__}: {status} for {data[:120]}: {got[:300]}")
         if kind is good and status == b"200" and GOOD.encode() not in got:
