@@ -376,6 +376,15 @@ thimble_status thimble_session_set_sampler(thimble_session* session, const thimb
   });
 }
 
+thimble_status thimble_session_set_bias(thimble_session* session, const int32_t* tokens, const float* biases,
+                                        uint64_t count, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_array(tokens, count, "tokens"));
+    THIMBLE_TRY(need_array(biases, count, "biases"));
+    return s.session->set_bias({tokens, count}, {biases, count});
+  });
+}
+
 thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory, thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_struct(memory, "memory"));

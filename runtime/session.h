@@ -49,6 +49,7 @@ class Session {
 
   void set_progress(std::function<void(const Progress&)> progress) { progress_ = std::move(progress); }
   Status set_sampler(const SamplerOptions&);
+  Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
 
   Status feed(std::span<const int32_t> tokens);
   Status flush();

@@ -136,6 +136,12 @@ Status Session::set_sampler(const SamplerOptions& options) {
   return {};
 }
 
+Status Session::set_bias(std::span<const int32_t> tokens, std::span<const float> biases) {
+  THIMBLE_TRY(state_.sampler.set_bias(tokens, biases));
+  if (!unfinished_.started) unfinished_.sampled = false;
+  return {};
+}
+
 Status Session::accept(int32_t token) {
   const std::span<const int32_t> tokens(&token, 1);
   THIMBLE_TRY(begin(Call::kAccept, tokens));

@@ -13,6 +13,16 @@ namespace {
 
 constexpr std::string_view kBareCall = "{\"name\":";  // ignoring white space
 constexpr size_t kLongestBeginning = 64;
+constexpr std::string_view kFence = "```";
+
+// What JSON begins with, up to the size of `call` without white space.
+enum class Begins { kCall, kOther, kUnknown };
+Begins begins(std::string_view json, std::string_view call, bool last) {
+  const std::string beginning = compact_json(json.substr(0, kLongestBeginning));
+  if (beginning.starts_with(call)) return Begins::kCall;
+  return !last && json.size() < kLongestBeginning && call.starts_with(beginning) ? Begins::kUnknown
+                                                                                 : Begins::kOther;
+}
 
 struct ThoughtMarks {
   const char *open, *close;
@@ -30,6 +40,36 @@ constexpr std::string_view kStartMark = "<|start|>", kChannelMark = "<|channel|>
                            kMessageMark = "<|message|>", kFunctions = "functions.";
 constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>"};
 constexpr size_t kLongestHeader = 512;
+
+// Reads a fenced block, with which the text begins. It is a call if there is nothing else in it than calls of
+// known tools. Their names come first, so that other blocks need not be held back.
+Found read_fenced_calls(std::string_view text, bool last, const ToolTypes& types,
+                        std::vector<ToolCall>& calls, size_t& length) {
+  const Found more = last ? Found::kNone : Found::kMore;
+  std::string_view rest = text.substr(kFence.size());
+  const std::string_view language = rest.substr(0, rest.find('\n'));
+  const auto names = [&](std::string_view known) {
+    return stripped(language) == known || (language.size() == rest.size() && known.starts_with(language));
+  };
+  if (!names("") && !names("json") && !names("tool_call")) return Found::kNone;
+  if (language.size() == rest.size()) return more;
+  rest.remove_prefix(language.size());
+  rest.remove_prefix(std::min(rest.find_first_not_of(kJsonSpaces), rest.size()));
+  if (rest.empty()) return more;
+  const Begins what = begins(rest, rest[0] == '[' ? "[{\"name\":" : kBareCall, last);
+  if (what != Begins::kCall) return what == Begins::kUnknown ? more : Found::kNone;
+  const size_t end = json_value_end(rest, 0);
+  const std::string_view json = rest.substr(0, end);
+  rest.remove_prefix(end);
+  rest.remove_prefix(std::min(rest.find_first_not_of(kJsonSpaces), rest.size()));
+  const bool closed = rest.starts_with(kFence);
+  if (!closed && kFence.starts_with(rest) && !last) return more;
+  if ((!closed && !rest.empty()) || !read_json_calls(json, true, calls)) return Found::kNone;
+  if (!std::all_of(calls.begin(), calls.end(), [&](const ToolCall& call) { return types.has(call.name); }))
+    return Found::kNone;
+  length = text.size() - rest.size() + (closed ? kFence.size() : 0);
+  return Found::kCalls;
+}
 
 }  // namespace
 
@@ -131,6 +171,8 @@ bool AnswerFilter::step(bool last) {
       return bare(last);
     case State::kCall:
       return call(last);
+    case State::kFence:
+      return fence(last);
     case State::kHeader:
       return header(last);
     case State::kMessage:
@@ -160,9 +202,9 @@ bool AnswerFilter::start(bool last) {
     if (!last && open.starts_with(words)) return false;
   }
   if (finds_calls_ && words.starts_with('{')) {
-    const std::string beginning = compact_json(words.substr(0, kLongestBeginning));
-    if (!last && words.size() < kLongestBeginning && kBareCall.starts_with(beginning)) return false;
-    state_ = beginning.starts_with(kBareCall) ? State::kBare : State::kText;
+    const Begins what = begins(words, kBareCall, last);
+    if (what == Begins::kUnknown) return false;
+    state_ = what == Begins::kCall ? State::kBare : State::kText;
     if (state_ == State::kBare) held_.erase(0, first);
     return true;
   }
@@ -200,13 +242,36 @@ bool AnswerFilter::thought(bool last) {
 
 bool AnswerFilter::text(bool last) {
   open_ = finds_calls_ ? find_open_mark(held_) : OpenMark();
+  const size_t fence = finds_calls_ ? held_.find(kFence) : std::string::npos;
+  if (fence < open_.at) {
+    add_text(take(fence));
+    state_ = State::kFence;
+    return true;
+  }
   if (!open_.format) {
-    add_text(take(held_.size() - (last || !finds_calls_ ? 0 : begun_open_mark(held_))));
+    const bool all = last || !finds_calls_;
+    add_text(take(held_.size() - (all ? 0 : std::max(begun_open_mark(held_), begun(held_, kFence)))));
     return false;
   }
   add_text(take(open_.at));
   held_.erase(0, open_.mark.size());
   state_ = State::kCall;
+  return true;
+}
+
+bool AnswerFilter::fence(bool last) {
+  std::vector<ToolCall> calls;
+  size_t length = 0;
+  const Found found = fenced_ ? Found::kNone : read_fenced_calls(held_, last, types_, calls, length);
+  if (found == Found::kMore) return false;
+  state_ = State::kText;
+  if (found == Found::kCalls) {
+    add_calls(std::move(calls));
+    held_.erase(0, length);
+  } else {
+    add_text(take(kFence.size()));
+    fenced_ = !fenced_;
+  }
   return true;
 }
 
@@ -289,22 +354,22 @@ bool AnswerFilter::message(bool last) {
 // Ends a thought.
 void AnswerFilter::separate() {
   thought_space_.clear();
-  thinks_ = false;
+  thought_says_ = false;
 }
 
 void AnswerFilter::add_thought(std::string_view text) {
   const size_t first = text.find_first_not_of(kJsonSpaces);
   if (first == std::string::npos) {
-    if (thinks_) thought_space_ += text;
+    if (thought_says_) thought_space_ += text;
     return;
   }
   const size_t end = text.find_last_not_of(kJsonSpaces) + 1;
   std::string shown;
-  if (thinks_) shown.append(std::exchange(thought_space_, {})).append(text.substr(0, first));
+  if (thought_says_) shown.append(std::exchange(thought_space_, {})).append(text.substr(0, first));
   shown.append(text.substr(first, end - first));
   parts_.push_back({Part::Kind::kThought, shown, "", ""});
   thought_space_ = text.substr(end);
-  thinks_ = true;
+  thought_says_ = true;
 }
 
 void AnswerFilter::add_text(std::string_view text) {

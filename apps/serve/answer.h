@@ -39,7 +39,9 @@ struct Part {
 // analysis channel of gpt-oss' format (harmony).
 //
 // Calls have marks around them (calls.h), or are JSON objects without marks at the beginning of an answer
-// (Llama, small Qwens), or harmony's messages to functions. A call inside a thought belongs to the thought.
+// (Llama, small Qwens), or harmony's messages to functions. A fenced block of JSON that consists of calls of
+// the request's tools counts, too, because models that were not trained with tools write that. A call inside
+// a thought belongs to the thought.
 //
 // Text that does not parse as a call stays text. White space next to thoughts and calls is removed.
 class AnswerFilter {
@@ -48,6 +50,8 @@ class AnswerFilter {
   AnswerFilter(const Opening& opening, const Json& tools);
   std::vector<Part> push(std::string_view text);
   std::vector<Part> finish();
+  // Whether the text that comes now belongs to a thought.
+  bool thinks() const { return state_ == State::kThought || (state_ == State::kMessage && analysis_); }
 
  private:
   enum class State {
@@ -56,6 +60,7 @@ class AnswerFilter {
     kText,
     kBare,    // in an object that may be a call without marks
     kCall,    // after a mark that opens calls
+    kFence,   // at the beginning of a fenced block, which may be a call
     kHeader,  // in the header of a harmony message, up to <|message|>
     kMessage  // in a harmony message, up to the mark that ends it
   };
@@ -67,6 +72,7 @@ class AnswerFilter {
   bool text(bool last);
   bool bare(bool last);
   bool call(bool last);
+  bool fence(bool last);
   bool header(bool last);
   bool message(bool last);
 
@@ -84,8 +90,9 @@ class AnswerFilter {
   std::string held_;           // text whose meaning is not decided yet
   std::string space_;          // white space that is shown if text follows
   std::string thought_space_;  // the same for a thought
+  bool fenced_ = false;        // in a fenced block that is text
   bool beside_ = false;        // the last part is a call or a thought
-  bool thinks_ = false;        // the current thought has words
+  bool thought_says_ = false;  // the current thought has words
   // State of the harmony format.
   std::string recipient_;                        // recipient of the message; "": the reader
   bool analysis_ = false;                        // the message is a thought

@@ -2,38 +2,20 @@
 #include "apps/serve/api_openai.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "apps/serve/answer.h"
 #include "apps/serve/json.h"
+#include "apps/serve/openai_fields.h"
 
 namespace app::serve {
 
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30, kMostTop = 20;
-constexpr int64_t kMostPenalised = 4096;  // thimble.h: repeat_last
-constexpr double kLeastPenalty = 0.01, kMostPenalty = 100;
+constexpr int64_t kMostTop = 20;
 
-// Fields that are read, and fields that do not change the answer. All others are refused.
-constexpr const char* kRead[] = {"model",
-                                 "temperature",
-                                 "top_p",
-                                 "top_k",
-                                 "min_p",
-                                 "repeat_penalty",
-                                 "repeat_last_n",
-                                 "seed",
-                                 "stop",
-                                 "n",
-                                 "max_tokens",
-                                 "logprobs",
-                                 "stream",
-                                 "stream_options",
-                                 "frequency_penalty",
-                                 "presence_penalty",
-                                 "logit_bias",
-                                 "ignore_eos",
-                                 "stop_token_ids"};
+// Fields that are read, besides those of sampling. All others are refused.
+constexpr const char* kRead[] = {"model", "n", "max_tokens", "logprobs", "stream", "stream_options"};
 constexpr const char* kChatRead[] = {"messages",
                                      "tools",
                                      "tool_choice",
@@ -50,18 +32,36 @@ constexpr const char* kChatRead[] = {"messages",
                                      "modalities",
                                      "verbosity"};
 constexpr const char* kTextRead[] = {"prompt", "echo", "best_of", "suffix"};
-constexpr const char* kHarmless[] = {"user",
-                                     "safety_identifier",
-                                     "metadata",
-                                     "store",
-                                     "service_tier",
-                                     "prompt_cache_key",
-                                     "prompt_cache_options",
-                                     "prompt_cache_retention",
-                                     "cache_prompt",
-                                     "prediction"};
+
+constexpr int64_t kMostAnswers = 16;
+
+// Numbers that are added to the logits of tokens: {"TOKEN ID": BIAS}.
+void read_biases(const Json& body, Task& task) {
+  const Json* given = object_field(body, "logit_bias");
+  constexpr size_t kMost = 1024;  // thimble_session_set_bias
+  const auto refuse = [] {
+    throw Refusal(
+        400,
+        "\"logit_bias\" must be an object of at most 1024 numbers from -100 to 100, with ids of tokens "
+        "as names");
+  };
+  if (!given) return;
+  if (given->size() > kMost) refuse();
+  for (const auto& entry : given->items()) {
+    const std::string& id = entry.key();
+    const Json& bias = entry.value();
+    const bool digits = !id.empty() && id.size() < 10 && id.find_first_not_of("0123456789") == id.npos;
+    if (!digits || !bias.is_number() || std::abs(bias.get<double>()) > 100) refuse();
+    task.biased.push_back(std::stoi(id));
+    task.biases.push_back(bias.get<float>());
+  }
+}
+
+}  // namespace
 
 void read_sampling(const Json& body, Task& task) {
+  constexpr int64_t kMostPenalised = 4096;  // thimble.h: repeat_last
+  constexpr double kLeastPenalty = 0.01, kMostPenalty = 100;
   task.temperature = number_field(body, "temperature", 0, 2);
   task.top_p = number_field(body, "top_p", 0, 1);
   task.min_p = number_field(body, "min_p", 0, 1);
@@ -74,21 +74,16 @@ void read_sampling(const Json& body, Task& task) {
   if (const auto seed = integer_field(body, "seed", INT64_MIN, INT64_MAX))
     task.seed = static_cast<uint64_t>(*seed);
   task.stops = stops_field(body, "stop");
-  if (integer_field(body, "n", 1, 1 << 30).value_or(1) != 1)
-    throw Refusal(400, "\"n\" must be 1; send the request again for another answer");
   refuse_unless_neutral(body, "frequency_penalty", 0);
   refuse_unless_neutral(body, "presence_penalty", 0);
-  refuse_unless_neutral(body, "logit_bias", Json::object());
+  read_biases(body, task);
   refuse_unless_neutral(body, "ignore_eos", false);
   refuse_unless_neutral(body, "stop_token_ids", Json::array());
 }
 
-// The variables of the chat template besides the messages: how much the model is to think, and those that the
-// request names.
-Json template_variables(const Json& body) {
+Json template_variables(const Json& body, const std::string* effort) {
   Json variables = Json::object();
-  if (const std::string* effort = text_field(body, "reasoning_effort"))
-    variables = {{"reasoning_effort", *effort}, {"enable_thinking", *effort != "none"}};
+  if (effort) variables = {{"reasoning_effort", *effort}, {"enable_thinking", *effort != "none"}};
   if (const auto thinks = bool_field(body, "enable_thinking")) variables["enable_thinking"] = *thinks;
   if (const Json* given = object_field(body, "chat_template_kwargs")) {
     for (const char* name : {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}) {
@@ -100,32 +95,42 @@ Json template_variables(const Json& body) {
   return variables.empty() ? Json() : variables;
 }
 
-void read_streaming(const Json& body, Asked& asked) {
-  asked.stream = bool_field(body, "stream").value_or(false);
-  const Json* options = object_field(body, "stream_options");
-  if (options) asked.stream_usage = bool_field(*options, "include_usage").value_or(false);
-}
-
-// Converts a call: its arguments are JSON as text in the wire format, and an object for chat templates.
-Json template_call(const Json& call) {
-  const Json* function = call.is_object() ? object_field(call, "function") : nullptr;
-  const std::string* name = function ? text_field(*function, "name") : nullptr;
-  if (!name) throw Refusal(400, "each of \"tool_calls\" must have a \"function\" with a \"name\"");
+Json template_call(const std::string& name, const Json* given, const std::string* id) {
   Json arguments = Json::object();
-  if (const Json* given = find_field(*function, "arguments")) {
+  if (given) {
     arguments = *given;
     if (given->is_string()) try {
-        const std::string& text = given->get_ref<const std::string&>();
-        const bool none = text.find_first_not_of(" \t\r\n") == std::string::npos;
-        arguments = none ? Json() : parse_bounded(text);
+        const std::string_view text = stripped(given->get_ref<const std::string&>());
+        arguments = text.empty() ? Json() : parse_bounded(text);
       } catch (const Refusal&) {  // templates then get the text
       }
     if (arguments.is_null()) arguments = Json::object();
   }
-  Json out = {{"type", "function"}, {"function", {{"name", *name}, {"arguments", arguments}}}};
-  if (const std::string* id = text_field(call, "id")) out["id"] = *id;
+  Json out = {{"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}};
+  if (id) out["id"] = *id;
   return out;
 }
+
+void read_streaming(const Json& body, Asked& asked) {
+  asked.stream = bool_field(body, "stream").value_or(false);
+  const Json* options = object_field(body, "stream_options");
+  if (!options) return;
+  constexpr const char* kKnown[] = {"include_usage", "include_obfuscation"};  // the latter is only padding
+  refuse_unknown(*options, {kKnown});
+  asked.stream_usage = bool_field(*options, "include_usage").value_or(false);
+}
+
+void read_tools(const Json& body, const Json& tools, Task& task) {
+  const Json* choice = find_field(body, "tool_choice");
+  const bool none = choice && *choice == "none";
+  if (choice && !none && *choice != "auto")
+    throw Refusal(400,
+                  "\"tool_choice\" must be \"auto\" or \"none\"; nothing can make the model call a tool");
+  task.one_call = !bool_field(body, "parallel_tool_calls").value_or(true);
+  if (!none && !tools.empty()) task.tools = tools;
+}
+
+namespace {
 
 // Converts a message to the form that chat templates expect.
 Json template_message(const Json& message) {
@@ -143,26 +148,27 @@ Json template_message(const Json& message) {
   const Json* calls = array_field(message, "tool_calls");
   if (calls && !calls->empty()) {
     out["tool_calls"] = Json::array();
-    for (const Json& call : *calls) out["tool_calls"].push_back(template_call(call));
+    for (const Json& call : *calls) {
+      const Json* function = call.is_object() ? object_field(call, "function") : nullptr;
+      const std::string* name = function ? text_field(*function, "name") : nullptr;
+      if (!name) throw Refusal(400, "each of \"tool_calls\" must have a \"function\" with a \"name\"");
+      out["tool_calls"].push_back(
+          template_call(*name, find_field(*function, "arguments"), text_field(call, "id")));
+    }
   }
   return out;
 }
 
-void read_tools(const Json& body, Task& task) {
-  const Json* choice = find_field(body, "tool_choice");
-  const bool none = choice && *choice == "none";
-  if (choice && !none && *choice != "auto")
-    throw Refusal(400,
-                  "\"tool_choice\" must be \"auto\" or \"none\"; nothing can make the model call a tool");
-  task.one_call = !bool_field(body, "parallel_tool_calls").value_or(true);
+// The tools of a chat completion; null if there are none.
+Json chat_tools(const Json& body) {
   const Json* tools = array_field(body, "tools");
-  if (!tools || tools->empty()) return;
+  if (!tools) return nullptr;
   for (const Json& tool : *tools) {
     const Json* function = tool.is_object() ? object_field(tool, "function") : nullptr;
     if (!function || !text_field(*function, "name"))
       throw Refusal(400, "each of \"tools\" must be {\"type\": \"function\", \"function\": {\"name\": ...}}");
   }
-  if (!none) task.tools = *tools;
+  return *tools;
 }
 
 // Reads a prompt, which is a text or token ids, directly or as the only element of an array.
@@ -230,8 +236,8 @@ class Completion : public AnswerWriter {
     return out;
   }
   // The last events of a stream.
-  std::string stream_end(const Json& last_choice, const Usage& usage) const {
-    std::string out = sse(whole(Json::array({last_choice})));
+  std::string stream_end(const Usage& usage) const {
+    std::string out;
     if (stream_usage_) {
       Json last = whole(Json::array());
       last["usage"] = usage_json(usage);
@@ -239,21 +245,26 @@ class Completion : public AnswerWriter {
     }
     return out + "data: [DONE]\n\n";
   }
-  // The whole answer with one choice, whose words are the member `name`. `logprobs` are text, because a Json
-  // of them takes ten times the bytes.
-  std::string body(const std::string& name, const Json& words, const std::string& logprobs,
-                   const std::string& reason, const Usage& usage) const {
+  // Adds a choice, whose words are the member `name`, to the body. `logprobs` are text, because a Json of
+  // them takes ten times the bytes.
+  void add_choice(const std::string& name, const Json& words, const std::string& logprobs,
+                  const std::string& reason) {
+    choices_ += (choices_.empty() ? "" : ",") + ("{\"index\":" + std::to_string(index_));
+    choices_ += ",\"" + name + "\":" + write_json(words);
+    choices_ += ",\"logprobs\":" + (logprobs_ ? logprobs : "null");
+    choices_ += ",\"finish_reason\":" + write_json(reason) + "}";
+  }
+  // The whole answer.
+  std::string body(const Usage& usage) const {
     std::string text = write_json(beginning());
     text.back() = ',';
-    text += "\"choices\":[{\"index\":0,\"" + name + "\":" + write_json(words);
-    text += ",\"logprobs\":" + (logprobs_ ? logprobs : "null");
-    text +=
-        ",\"finish_reason\":" + write_json(reason) + "}],\"usage\":" + write_json(usage_json(usage)) + "}";
-    return text;
+    return text + "\"choices\":[" + choices_ + "],\"usage\":" + write_json(usage_json(usage)) + "}";
   }
 
   const bool stream_, stream_usage_, logprobs_;
   const std::string id_;
+  size_t index_ = 0;     // of the choice that is being written
+  std::string choices_;  // the complete choices of an answer that is not streamed
 
  private:
   Json beginning() const {
@@ -270,7 +281,9 @@ class ChatCompletion : public Completion {
       : Completion(who, asked, "chatcmpl-", asked.stream ? "chat.completion.chunk" : "chat.completion"),
         who_(who),
         one_call_(asked.task.one_call),
-        filter_(asked.task.opening, asked.task.tools) {}
+        fresh_(asked.task.opening, asked.task.tools) {
+    answer_.emplace(fresh_);
+  }
 
   std::string begin(const Usage&) override {
     return stream_ ? sse(whole(Json::array({delta({{"role", "assistant"}, {"content", ""}})}))) : "";
@@ -283,37 +296,61 @@ class ChatCompletion : public Completion {
       for (const auto& [bytes, logprob] : t.top)
         token["top_logprobs"].push_back(logprob_json(bytes, logprob));
       if (stream_)
-        tokens_.push_back(token);
+        answer_->tokens.push_back(token);
       else
-        all_logprobs_ += (all_logprobs_.empty() ? "" : ",") + write_json(token);
+        answer_->logprobs += (answer_->logprobs.empty() ? "" : ",") + write_json(token);
     }
-    return add(filter_.push(piece.text));
+    return add(answer_->filter.push(piece.text));
+  }
+
+  std::string next(Ending ending) override {
+    std::string out = end_choice(ending);
+    answer_.emplace(fresh_);
+    ++index_;
+    return out + begin({});
   }
 
   std::string end(Ending ending, const std::string&, const Usage& usage) override {
-    std::string out = add(filter_.finish());
-    const char* reason = !calls_.empty() ? "tool_calls" : ending == Ending::kLength ? "length" : "stop";
+    const std::string last = end_choice(ending);
+    return stream_ ? last + stream_end(usage) : body(usage);
+  }
+
+  size_t kept_bytes() const override { return answer_->logprobs.size() + choices_.size(); }
+
+ private:
+  // The answer that is being written.
+  struct Answer {
+    explicit Answer(const AnswerFilter& fresh) : filter(fresh) {}
+    AnswerFilter filter;
+    std::string text, thoughts, logprobs;
+    Json calls = Json::array();
+    Json tokens = Json::array();  // tokens of a stream, with their probabilities, that were not sent yet
+  };
+
+  std::string end_choice(Ending ending) {
+    std::string out = add(answer_->filter.finish());
+    const char* reason = !answer_->calls.empty()     ? "tool_calls"
+                         : ending == Ending::kLength ? "length"
+                                                     : "stop";
     if (stream_) {
       Json last = delta(Json::object());
       last["finish_reason"] = reason;
-      return out + stream_end(last, usage);
+      return out + sse(whole(Json::array({last})));
     }
-    Json message = {{"role", "assistant"}, {"content", text_}};
-    if (!thoughts_.empty()) message["reasoning_content"] = thoughts_;
-    if (!calls_.empty()) {
-      message["tool_calls"] = calls_;
-      if (text_.empty()) message["content"] = nullptr;
+    Json message = {{"role", "assistant"}, {"content", answer_->text}};
+    if (!answer_->thoughts.empty()) message["reasoning_content"] = answer_->thoughts;
+    if (!answer_->calls.empty()) {
+      message["tool_calls"] = answer_->calls;
+      if (answer_->text.empty()) message["content"] = nullptr;
     }
-    return body("message", message, "{\"content\":[" + all_logprobs_ + "]}", reason, usage);
+    add_choice("message", message, "{\"content\":[" + answer_->logprobs + "]}", reason);
+    return out;
   }
 
-  size_t kept_bytes() const override { return all_logprobs_.size(); }
-
- private:
   // Makes a choice with a delta and the tokens that came since the last one.
   Json delta(const Json& delta) {
-    const Json tokens = std::exchange(tokens_, Json::array());
-    return {{"index", 0},
+    const Json tokens = std::exchange(answer_->tokens, Json::array());
+    return {{"index", index_},
             {"delta", delta},
             {"logprobs", tokens.empty() ? Json() : Json{{"content", tokens}}},
             {"finish_reason", nullptr}};
@@ -324,17 +361,17 @@ class ChatCompletion : public Completion {
     for (const Part& part : parts) {
       Json fields;
       if (part.is_call()) {
-        if (one_call_ && !calls_.empty()) continue;
-        Json call = {{"id", call_id(who_, calls_.size())},
+        if (one_call_ && !answer_->calls.empty()) continue;
+        Json call = {{"id", call_id(who_, calls_++)},
                      {"type", "function"},
                      {"function", {{"name", part.name}, {"arguments", part.arguments}}}};
-        Json indexed = {{"index", calls_.size()}};
+        Json indexed = {{"index", answer_->calls.size()}};
         indexed.update(call);
-        calls_.push_back(std::move(call));
+        answer_->calls.push_back(std::move(call));
         fields = {{"tool_calls", Json::array({indexed})}};
       } else {
         const bool thought = part.kind == Part::Kind::kThought;
-        (thought ? thoughts_ : text_) += part.text;
+        (thought ? answer_->thoughts : answer_->text) += part.text;
         fields = {{thought ? "reasoning_content" : "content", part.text}};
       }
       if (stream_) out += sse(whole(Json::array({delta(fields)})));
@@ -344,10 +381,9 @@ class ChatCompletion : public Completion {
 
   const Identity who_;
   const bool one_call_;
-  AnswerFilter filter_;
-  std::string text_, thoughts_, all_logprobs_;
-  Json calls_ = Json::array();
-  Json tokens_ = Json::array();  // tokens of a stream, with their probabilities, that were not sent yet
+  const AnswerFilter fresh_;  // which each answer begins with
+  std::optional<Answer> answer_;
+  size_t calls_ = 0;  // of all answers
 };
 
 class TextCompletion : public Completion {
@@ -362,61 +398,80 @@ class TextCompletion : public Completion {
     for (const TokenLogprob& t : piece.logprobs) {
       Json top = Json::object();
       for (const auto& [bytes, logprob] : t.top) top[bytes] = logprob;
-      const Json values[] = {t.bytes, t.logprob, top, offset_};
+      const Json values[] = {t.bytes, t.logprob, top, answer_.offset};
       for (size_t i = 0; i < std::size(kLists); ++i) {
+        std::string& list = answer_.logprobs[i];
         if (stream_)
           logprobs[kLists[i]].push_back(values[i]);
         else
-          all_logprobs_[i] += (all_logprobs_[i].empty() ? "" : ",") + write_json(values[i]);
+          list += (list.empty() ? "" : ",") + write_json(values[i]);
       }
-      offset_ += characters(t.bytes);
+      answer_.offset += characters(t.bytes);
     }
-    text_ += piece.text;
+    answer_.text += piece.text;
     if (!stream_ || (piece.text.empty() && piece.logprobs.empty())) return "";
     return sse(whole(Json::array({choice(piece.text, logprobs, nullptr)})));
   }
 
+  std::string next(Ending ending) override {
+    std::string out = end_choice(ending);
+    answer_ = {};
+    ++index_;
+    return out;
+  }
+
   std::string end(Ending ending, const std::string&, const Usage& usage) override {
-    const char* reason = ending == Ending::kLength ? "length" : "stop";
-    if (stream_) return stream_end(choice("", nullptr, reason), usage);
-    std::string lists;
-    for (size_t i = 0; i < std::size(kLists); ++i)
-      lists += std::string(i ? ",\"" : "{\"") + kLists[i] + "\":[" + all_logprobs_[i] + "]";
-    return body("text", text_, lists + "}", reason, usage);
+    const std::string last = end_choice(ending);
+    return stream_ ? last + stream_end(usage) : body(usage);
   }
 
   size_t kept_bytes() const override {
-    size_t bytes = 0;
-    for (const std::string& list : all_logprobs_) bytes += list.size();
+    size_t bytes = choices_.size();
+    for (const std::string& list : answer_.logprobs) bytes += list.size();
     return bytes;
   }
 
  private:
   static constexpr const char* kLists[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+  // The answer that is being written.
+  struct Answer {
+    std::string text, logprobs[std::size(kLists)];
+    size_t offset = 0;  // in characters
+  };
 
+  std::string end_choice(Ending ending) {
+    const char* reason = ending == Ending::kLength ? "length" : "stop";
+    if (stream_) return sse(whole(Json::array({choice("", nullptr, reason)})));
+    std::string lists;
+    for (size_t i = 0; i < std::size(kLists); ++i)
+      lists += std::string(i ? ",\"" : "{\"") + kLists[i] + "\":[" + answer_.logprobs[i] + "]";
+    add_choice("text", answer_.text, lists + "}", reason);
+    return "";
+  }
   static Json empty_logprobs() {
     Json lists = Json::object();
     for (const char* name : kLists) lists[name] = Json::array();
     return lists;
   }
   Json choice(const std::string& text, const Json& logprobs, const Json& reason) const {
-    return {
-        {"index", 0}, {"text", text}, {"logprobs", logprobs_ ? logprobs : Json()}, {"finish_reason", reason}};
+    return {{"index", index_},
+            {"text", text},
+            {"logprobs", logprobs_ ? logprobs : Json()},
+            {"finish_reason", reason}};
   }
 
-  std::string text_, all_logprobs_[std::size(kLists)];
-  size_t offset_ = 0;  // in characters
+  Answer answer_;
 };
 
 }  // namespace
 
 Asked read_chat_completion(const Json& body) {
-  refuse_unknown(body, {kRead, kChatRead, kHarmless});
+  refuse_unknown(body, {kRead, kSamplingFields, kChatRead, kHarmlessFields});
   Asked asked;
   Task& task = asked.task;
   task.messages = Json::array();
   for (const Json& message : messages_field(body)) task.messages.push_back(template_message(message));
-  read_tools(body, task);
+  read_tools(body, chat_tools(body), task);
   read_sampling(body, task);
   task.max_tokens = integer_field(body, "max_completion_tokens", 1, kMostTokens);
   if (!task.max_tokens) task.max_tokens = integer_field(body, "max_tokens", 1, kMostTokens);
@@ -424,7 +479,7 @@ Asked read_chat_completion(const Json& body) {
   task.top_logprobs = static_cast<uint32_t>(integer_field(body, "top_logprobs", 0, kMostTop).value_or(0));
   if (task.top_logprobs && !task.logprobs) throw Refusal(400, "\"top_logprobs\" needs \"logprobs\": true");
   task.watch = bool_field(body, "watch").value_or(false);
-  task.variables = template_variables(body);
+  task.variables = template_variables(body, text_field(body, "reasoning_effort"));
   refuse_unless_neutral(body, "response_format", {{"type", "text"}});
   refuse_unless_neutral(body, "modalities", Json::array({"text"}));
   refuse_unless_neutral(body, "verbosity", "medium");
@@ -433,12 +488,13 @@ Asked read_chat_completion(const Json& body) {
     throw Refusal(400,
                   "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
   if (goes_on) go_on_with_last(task);
+  task.answers = static_cast<uint32_t>(integer_field(body, "n", 1, kMostAnswers).value_or(1));
   read_streaming(body, asked);
   return asked;
 }
 
 Asked read_completion(const Json& body) {
-  refuse_unknown(body, {kRead, kTextRead, kHarmless});
+  refuse_unknown(body, {kRead, kSamplingFields, kTextRead, kHarmlessFields});
   Asked asked;
   Task& task = asked.task;
   const Json* prompt = find_field(body, "prompt");
@@ -450,7 +506,8 @@ Asked read_completion(const Json& body) {
   task.logprobs = top.has_value();
   task.top_logprobs = static_cast<uint32_t>(top.value_or(0));
   refuse_unless_neutral(body, "echo", false);
-  refuse_unless_neutral(body, "best_of", 1);
+  task.answers = static_cast<uint32_t>(integer_field(body, "n", 1, kMostAnswers).value_or(1));
+  refuse_unless_neutral(body, "best_of", task.answers);
   refuse_unless_neutral(body, "suffix", "");
   read_streaming(body, asked);
   return asked;

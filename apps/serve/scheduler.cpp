@@ -456,14 +456,19 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   slot.watched = 0;
   slot.question = question_of(job.prompt);
   try {
-    const auto start = std::chrono::steady_clock::now();
-    read(slot, job, rest_of(slot, job, reuse, usage));
-    counts_.prompt_microseconds += microseconds_since(start);
-    counts_.prompt_tokens += usage.prompt;
-    counts_.cached_tokens += usage.cached;
-    const auto generating = std::chrono::steady_clock::now();
-    tell = generate(slot, job, usage);
-    counts_.generation_microseconds += microseconds_since(generating);
+    for (uint32_t answer = 0; answer < job.task.answers; ++answer) {
+      const auto start = std::chrono::steady_clock::now();
+      const Reuse from = answer ? slot.history.find(job.prompt) : reuse;
+      read(slot, job, rest_of(slot, job, from, answer, usage));
+      counts_.prompt_microseconds += microseconds_since(start);
+      if (!answer) {
+        counts_.prompt_tokens += usage.prompt;
+        counts_.cached_tokens += usage.cached;
+      }
+      const auto generating = std::chrono::steady_clock::now();
+      tell = generate(slot, job, answer, usage);
+      counts_.generation_microseconds += microseconds_since(generating);
+    }
   } catch (const Cancelled&) {
     // An interrupted call is finished or discarded when the slot is used again, because that could take
     // seconds now.
@@ -486,7 +491,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
 
 // Takes the session back to the place from which the job continues, and returns the ids that are left to
 // read.
-std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage) {
+std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint32_t answer, Usage& usage) {
   const Prompt& prompt = job.prompt;
   std::vector<int32_t> rest;
   if (reuse.messages) {
@@ -506,13 +511,15 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
     slot.evictions = 0;
   }
   slot.history.rewind(reuse);
-  const thimble_sampler_options sampler = sampler_options(job.task);
-  call(thimble_session_set_sampler, slot.session.get(), &sampler);
+  set_sampler(slot, job.task, answer);
   if (!reuse.messages) {
-    rest = std::move(job.prompt.ids);
+    if (answer + 1 == job.task.answers)
+      rest = std::move(job.prompt.ids);
+    else
+      rest = job.prompt.ids;  // the next answer needs them again
     rest.erase(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(reuse.position));
   }
-  usage.cached = reuse.position;
+  if (!answer) usage.cached = reuse.position;
   if (reuse.cut && end_of_turn_ >= 0) {
     call_for(job, thimble_session_accept, slot.session.get(), end_of_turn_);
     slot.history.add_generated(end_of_turn_);
@@ -568,7 +575,7 @@ bool Scheduler::step(Slot& slot, Job& job, int32_t& token) {
   }
 }
 
-std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
+std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer, Usage& usage) {
   const Task& task = job.task;
   const int64_t limit = task.max_tokens.value_or(settings_.predict);
   Listener& listener = *job.listener;
@@ -580,7 +587,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   };
   Ending ending = Ending::kLength;
   slot.history.begin_answer();
-  listener.begun(usage);
+  if (!answer) listener.begun(usage);
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
     if (task.logprobs) before = logits(slot.session);
@@ -610,6 +617,10 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
     ending = Ending::kStopText;
   else
     slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
+  if (answer + 1 < task.answers) {
+    listener.next(ending);
+    return [] {};
+  }
   return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
 }
 
@@ -635,7 +646,8 @@ void Scheduler::note_evictions(Slot& slot) {
     slot.history.evicted_at(slot.history.ids().size());
 }
 
-thimble_sampler_options Scheduler::sampler_options(const Task& task) const {
+// Sets how the i-th answer of a task is sampled.
+void Scheduler::set_sampler(Slot& slot, const Task& task, uint32_t answer) const {
   thimble_sampler_options options = settings_.sampler;
   if (task.temperature) options.temperature = static_cast<float>(*task.temperature);
   if (task.top_p) options.top_p = static_cast<float>(*task.top_p);
@@ -643,8 +655,10 @@ thimble_sampler_options Scheduler::sampler_options(const Task& task) const {
   if (task.repeat_penalty) options.repeat_penalty = static_cast<float>(*task.repeat_penalty);
   if (task.repeat_last) options.repeat_last = *task.repeat_last;
   if (task.top_k) options.top_k = *task.top_k;
-  if (task.seed) options.seed = *task.seed;
-  return options;
+  options.seed = task.seed.value_or(options.seed) + answer;
+  call(thimble_session_set_sampler, slot.session.get(), &options);
+  call(thimble_session_set_bias, slot.session.get(), task.biased.data(), task.biases.data(),
+       task.biased.size());
 }
 
 // ---- looking ----

@@ -23,13 +23,14 @@
 
 namespace app::serve {
 
-// Receives the progress of a job on the slot's thread: begun, pieces, ended; or failed, at any time. It
-// receives nothing after the job was cancelled.
+// Receives the progress of a job on the slot's thread: begun, pieces, ended; or failed, at any time. Between
+// the pieces of two answers, next. It receives nothing after the job was cancelled.
 class Listener {
  public:
   virtual ~Listener() = default;
   virtual void begun(const Usage& usage) = 0;
   virtual void piece(const Piece& piece) = 0;
+  virtual void next(Ending ending) = 0;
   virtual void ended(Ending ending, const std::string& stop, const Usage& usage) = 0;
   virtual void failed(const Refusal& refusal) = 0;
 };
@@ -150,14 +151,14 @@ class Scheduler {
   void take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& lock);
   static Session clone_for(Job& job, const Session& session);
   std::function<void()> run(Slot& slot, Job& job, const Reuse& reuse);
-  std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage);
+  std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, uint32_t answer, Usage& usage);
   bool rewind(Slot& slot, Job& job, uint64_t position);
   void read(Slot& slot, Job& job, const std::vector<int32_t>& ids);
   bool step(Slot& slot, Job& job, int32_t& token);
-  std::function<void()> generate(Slot& slot, Job& job, Usage& usage);
+  std::function<void()> generate(Slot& slot, Job& job, uint32_t answer, Usage& usage);
   void note_evictions(Slot& slot);
   static void watch(Slot& slot);
-  thimble_sampler_options sampler_options(const Task& task) const;
+  void set_sampler(Slot& slot, const Task& task, uint32_t answer) const;
   template <typename Function, typename... Arguments>
   static void call_for(Job& job, Function function, Arguments... arguments);
 

@@ -14,6 +14,7 @@
 #include "apps/held.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
+#include "apps/serve/api_responses.h"
 #include "apps/serve/json.h"
 #include "apps/sizes.h"
 
@@ -254,6 +255,7 @@ class Answering : public Listener {
                     "or streamed");
     show(std::move(bytes));
   }
+  void next(Ending ending) override { show(writer_->next(ending)); }
   void ended(Ending ending, const std::string& stop, const Usage& usage) override {
     std::string last = writer_->end(ending, stop, usage);
     if (!stream_) return exchange_->respond(count_({200, "application/json", std::move(last)}));
@@ -331,10 +333,13 @@ void Worker::stop() {
 const Server::Route* Server::find_route(const std::string& path) {
   static constexpr Api kChat{read_chat_completion, write_chat_completion, openai_error};
   static constexpr Api kText{read_completion, write_completion, openai_error};
+  static constexpr Api kResponse{read_response, write_response, openai_error};
   static constexpr Api kMessage{read_message, write_message, anthropic_error};
   static constexpr Route kRoutes[] = {
       {"POST", "/v1/chat/completions", false, nullptr, &kChat},
       {"POST", "/v1/completions", false, nullptr, &kText},
+      {"POST", "/v1/responses", false, nullptr, &kResponse},
+      {"POST", "/v1/embeddings", false, &Server::embeddings, nullptr},
       {"POST", "/v1/messages", false, nullptr, &kMessage},
       {"POST", "/v1/messages/count_tokens", false, &Server::count_tokens, nullptr},
       {"GET", "/v1/models", false, &Server::models, nullptr},
@@ -611,6 +616,12 @@ Response Server::models(const Request& request) {
     throw Refusal(404, "this server does not have that model; GET /v1/models names the one it has",
                   "model_not_found");
   return {200, "application/json", write_json(model)};
+}
+
+Response Server::embeddings(const Request&) {
+  throw Refusal(
+      400, "this server writes text and makes no embeddings; send them to a server of an embedding model",
+      "unsupported_endpoint");
 }
 
 Response Server::tokens(const Request& request) {

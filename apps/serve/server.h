@@ -67,6 +67,7 @@ class Server {
   Settings asked_settings(const Json& body) const;
 
   Response models(const Request& request);
+  Response embeddings(const Request& request);
   Response tokens(const Request& request);
   Response count_tokens(const Request& request);
   Response health(const Request& request);

@@ -51,6 +51,9 @@ struct Task {
   std::optional<uint32_t> top_k, repeat_last;
   std::optional<uint64_t> seed;
   std::optional<int64_t> max_tokens;
+  uint32_t answers = 1;         // number of answers to the prompt; the i-th is sampled with seed + i
+  std::vector<int32_t> biased;  // tokens, and what is added to the logit of each
+  std::vector<float> biases;
   std::vector<std::string> stops;  // texts that end the answer and do not belong to it
   bool logprobs = false;
   uint32_t top_logprobs = 0;  // number of alternatives for each token
@@ -101,6 +104,8 @@ class AnswerWriter {
   virtual ~AnswerWriter() = default;
   virtual std::string begin(const Usage& usage) = 0;
   virtual std::string piece(const Piece& piece) = 0;
+  // One of several answers ended, and the next one begins.
+  virtual std::string next(Ending) { return ""; }
   // `stop`: the text that ended the answer, for kStopText.
   virtual std::string end(Ending ending, const std::string& stop, const Usage& usage) = 0;
   // The bytes that the writer keeps until the end, in addition to the answer's text.

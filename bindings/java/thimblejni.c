@@ -627,6 +627,19 @@ METHOD(void, setSampler)(ENV, jlong session, jobject given) {
   done(env, thimble_session_set_sampler(SESSION, &options, &error), &error);
 }
 
+METHOD(void, setBias)(ENV, jlong session, jintArray tokens, jfloatArray biases) {
+  thimble_error error = NEW_ERROR;
+  jint* ids = (*env)->GetIntArrayElements(env, tokens, NULL);
+  if (!ids) return;
+  jfloat* values = (*env)->GetFloatArrayElements(env, biases, NULL);
+  if (values) {
+    const uint64_t count = (uint64_t)(*env)->GetArrayLength(env, tokens);
+    done(env, thimble_session_set_bias(SESSION, (const int32_t*)ids, values, count, &error), &error);
+    (*env)->ReleaseFloatArrayElements(env, biases, values, JNI_ABORT);
+  }
+  (*env)->ReleaseIntArrayElements(env, tokens, ids, JNI_ABORT);
+}
+
 METHOD(void, memory)(ENV, jlong session, jobject out) {
   thimble_error error = NEW_ERROR;
   thimble_memory memory = {.struct_size = sizeof memory};

@@ -130,6 +130,7 @@ int32_t thimble_session_kept(void *session, uint32_t layer, uint32_t kv_head, vo
 int32_t thimble_session_kept_by_position(void *session, void *kept, void *attended, uint64_t capacity, _Out_ uint64_t *count, _Inout_ thimble_error *error)
 void thimble_sampler_options_init(_Out_ thimble_sampler_options *options, uint32_t struct_size)
 int32_t thimble_session_set_sampler(void *session, thimble_sampler_options *options, _Inout_ thimble_error *error)
+int32_t thimble_session_set_bias(void *session, const void *tokens, const void *biases, uint64_t count, _Inout_ thimble_error *error)
 int32_t thimble_session_memory(void *session, _Inout_ thimble_memory *memory, _Inout_ thimble_error *error)
 int32_t thimble_session_get_options(void *session, _Inout_ thimble_session_options *options, _Inout_ thimble_error *error)
 int32_t thimble_session_stats(void *session, _Inout_ thimble_stats *stats, _Inout_ thimble_error *error)

@@ -226,6 +226,8 @@ export class Session {
   /** For each position: the share of heads that hold it, and the last token's attention to it (needs SessionOptions.watch). */
   keptByPosition(options?: { attended?: boolean }): { kept: Float32Array; attended: Float32Array };
   setSampler(sampler: SamplerOptions): void;
+  /** Adds a number to the logits of these tokens before one is sampled, until the next call. */
+  setBias(tokens: ArrayLike<number>, biases: ArrayLike<number>): void;
   memory(): Memory;
   /** The options of the session with every default decided, without heads. */
   options(): Required<Omit<SessionOptions, 'heads'>>;

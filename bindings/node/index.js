@@ -337,6 +337,11 @@ export class Session {
     call('thimble_session_set_sampler', pointerOf(this), given('thimble_sampler_options', sampler));
   }
 
+  setBias(tokens, biases) {
+    if (tokens.length !== biases.length) throw new RangeError('each token needs a bias');
+    call('thimble_session_set_bias', pointerOf(this), Int32Array.from(tokens), Float32Array.from(biases), tokens.length);
+  }
+
   memory() {
     return filled('thimble_memory', 'thimble_session_memory', pointerOf(this));
   }

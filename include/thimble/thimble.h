@@ -778,6 +778,11 @@ THIMBLE_API void thimble_sampler_options_init(thimble_sampler_options* options, 
 /* Set how thimble_session_step samples. The random sequence restarts from options->seed. */
 THIMBLE_API thimble_status thimble_session_set_sampler(thimble_session* session,
                                                        const thimble_sampler_options* options, thimble_error* error);
+/* Add numbers to the logits of some tokens before one is sampled: biases[i] to that of tokens[i]. They stay, also after
+ * a reset, until the next call; a count of 0 removes them. At most 1024; a token must not be named twice. A session
+ * file does not contain them. */
+THIMBLE_API thimble_status thimble_session_set_bias(thimble_session* session, const int32_t* tokens,
+                                                    const float* biases, uint64_t count, thimble_error* error);
 
 /* The memory of the session. `allocated` counts what was really allocated, to the byte. Set memory->struct_size
  * first. */

@@ -12,6 +12,7 @@ Sampler::Sampler(uint32_t vocab, uint32_t rewindable, std::span<const int32_t> s
     : suppressed_(suppressed),
       candidates_(vocab),
       recent_count_(vocab),
+      biases_(kMostBiased),
       history_(uint64_t(kLongestHistory) + rewindable) {}
 
 Status Sampler::check(const SamplerOptions& o) {
@@ -38,6 +39,26 @@ Status Sampler::set(const SamplerOptions& o) {
   random_ = o.seed;
   for (Accepted& a : history_) a.random = o.seed;  // so that rewind() also starts from the new seed
   count_recent();
+  return {};
+}
+
+Status Sampler::set_bias(std::span<const int32_t> tokens, std::span<const float> biases) {
+  if (tokens.size() > kMostBiased)
+    return error(Code::kInvalidArgument, "there are %zu biases; at most %u tokens may have one",
+                 tokens.size(), kMostBiased);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= candidates_.size())
+      return error(Code::kInvalidArgument, "token %d has a bias; the vocabulary has %zu tokens", tokens[i],
+                   candidates_.size());
+    if (!std::isfinite(biases[i]))
+      return error(Code::kInvalidArgument, "the bias of token %d is %g; it must be finite", tokens[i],
+                   static_cast<double>(biases[i]));
+    const auto before = tokens.first(i);
+    if (std::find(before.begin(), before.end(), tokens[i]) != before.end())
+      return error(Code::kInvalidArgument, "token %d has two biases; give it one", tokens[i]);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) biases_[i] = {tokens[i], biases[i]};
+  biased_ = tokens.size();
   return {};
 }
 
@@ -90,14 +111,18 @@ void Sampler::restore(const Saved& saved) {
   count_recent();
 }
 
+bool Sampler::operator==(const Sampler& other) const {
+  return saved() == other.saved() && std::ranges::equal(biases(), other.biases());
+}
+
 uint64_t Sampler::bytes(uint32_t vocab, uint32_t rewindable) {
-  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) +
+  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) + kMostBiased * sizeof(Bias) +
          (uint64_t(kLongestHistory) + rewindable) * sizeof(Accepted);
 }
 
 uint64_t Sampler::bytes() const {
   return candidates_.capacity() * sizeof(Candidate) + recent_count_.capacity() * sizeof(uint16_t) +
-         history_.capacity() * sizeof(Accepted);
+         biases_.capacity() * sizeof(Bias) + history_.capacity() * sizeof(Accepted);
 }
 
 // A token's logit after the penalty: finite or -inf.
@@ -112,13 +137,14 @@ float Sampler::logit(const float* logits, uint32_t id) const {
 double Sampler::uniform() { return static_cast<double>(splitmix64(random_) >> 11) * 0x1p-53; }
 
 bool Sampler::samples_best(int32_t best) const {
-  return options_.temperature == 0 && options_.repeat_penalty == 1 &&
+  return options_.temperature == 0 && options_.repeat_penalty == 1 && biased_ == 0 &&
          std::find(suppressed_.begin(), suppressed_.end(), best) == suppressed_.end();
 }
 
 int32_t Sampler::sample(const float* logits) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
   for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
+  for (const Bias& b : biases()) candidates_[static_cast<size_t>(b.token)].logit += b.bias;
   for (const int32_t id : suppressed_) candidates_[static_cast<size_t>(id)].logit = -INFINITY;
   // Ids make the order total, so the result does not depend on the sorting algorithm.
   const auto before = [](const Candidate& a, const Candidate& b) {

@@ -25,7 +25,7 @@ struct SamplerOptions {
 // independently from the same state. Nothing is allocated after construction.
 class Sampler {
  public:
-  static constexpr uint32_t kLongestHistory = 4096;
+  static constexpr uint32_t kLongestHistory = 4096, kMostBiased = 1024;
 
   // `vocab`: at least 1. `rewindable`: the number of tokens by which rewind() may go back. `suppressed`: ids
   // that are never sampled; the caller keeps them alive.
@@ -35,6 +35,8 @@ class Sampler {
   Status set(const SamplerOptions&);
   // Checks whether the options are valid. The error says what is wrong with them.
   static Status check(const SamplerOptions&);
+  // Adds biases[i] to the logit of tokens[i] from now on. On error nothing changes.
+  Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
   // Samples the next token from `logits` [vocab]. NaN counts as -inf, and +inf as the largest float.
   int32_t sample(const float* logits);
   // Adds a token to the history, for the penalty. `position` is its position in the stream.
@@ -71,7 +73,7 @@ class Sampler {
   // has more tokens than the history holds, the last ones are used: a session that was made smaller has more.
   void restore(const Saved&);
   // Whether both samplers continue alike.
-  bool operator==(const Sampler& other) const { return saved() == other.saved(); }
+  bool operator==(const Sampler& other) const;
 
   // Whether sample() would return `best`, which is the arg max of the unmodified logits.
   bool samples_best(int32_t best) const;
@@ -84,6 +86,13 @@ class Sampler {
     float logit;
     int32_t id;
   };
+  struct Bias {
+    int32_t token;
+    float bias;
+
+    bool operator==(const Bias&) const = default;
+  };
+  std::span<const Bias> biases() const { return std::span(biases_).first(biased_); }
 
   void count_recent();
   float logit(const float* logits, uint32_t id) const;
@@ -95,7 +104,9 @@ class Sampler {
   std::span<const int32_t> suppressed_;
   std::vector<Candidate> candidates_;   // [vocab], scratch memory
   std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
-  std::vector<Accepted> history_;       // [kLongestHistory + rewindable], a ring buffer
+  std::vector<Bias> biases_;            // [kMostBiased], the first biased_ are used
+  size_t biased_ = 0;
+  std::vector<Accepted> history_;  // [kLongestHistory + rewindable], a ring buffer
   uint64_t accepted_ = 0;
   uint64_t random_ = 0;
 };

@@ -59,12 +59,17 @@ def mutated(r):
 def wrong_types(r):
     values = [None, True, -1, 0, 1e308, 2**63, "x", [], {}, [None], {"a": 1}, "\u0000", "x" * 500]
     fields = ["messages", "temperature", "top_p", "seed", "n", "stop", "max_tokens", "tools", "tool_choice", "stream_options",
-              "logprobs", "top_logprobs", "response_format", "prompt", "system", "stop_sequences"]
-    body = {"messages": QUESTION["messages"], "prompt": "a", "max_tokens": 2}
+              "logprobs", "top_logprobs", "response_format", "prompt", "system", "stop_sequences", "logit_bias"]
+    path = r.choice([b"/v1/chat/completions", b"/v1/completions", b"/v1/messages", b"/v1/responses", b"/tokenize"])
+    if path == b"/v1/responses":
+        fields = ["input", "instructions", "tools", "tool_choice", "reasoning", "text", "include", "max_output_tokens", "background"]
+        body = {"input": r.choice(["a", QUESTION["messages"]]), "max_output_tokens": 2}
+    else:
+        body = {"messages": QUESTION["messages"], "prompt": "a", "max_tokens": 2}
     for name in r.sample(fields, r.randrange(1, 4)):
         body[name] = r.choice(values)
-    body["max_tokens"] = 2 if not isinstance(body["max_tokens"], (str, list)) else body["max_tokens"]
-    path = r.choice([b"/v1/chat/completions", b"/v1/completions", b"/v1/messages", b"/tokenize"])
+    length = "max_output_tokens" if path == b"/v1/responses" else "max_tokens"
+    body[length] = 2 if not isinstance(body[length], (str, list)) else body[length]
     return post(json.dumps(body).encode(), path), {b"200", b"400"}
 
 

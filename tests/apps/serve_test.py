@@ -164,6 +164,72 @@ class Answers(unittest.TestCase):
         status, _, error = self.server.ask("POST", "/v1/messages", {"messages": [user("a")]})
         self.assertEqual((status, error["type"], error["error"]["type"]), (400, "error", "invalid_request_error"))
 
+    def test_responses_are_those_of_chat_completions(self):
+        status, _, body = self.server.ask("POST", "/v1/responses", {"input": QUESTION})
+        self.assertEqual((status, body["object"], body["status"]), (200, "response", "completed"), body)
+        [item] = body["output"]
+        self.assertEqual((item["type"], item["role"], item["content"][0]["text"]), ("message", "assistant", "In Bergen."))
+        self.assertEqual((body["usage"]["output_tokens"], body["usage"]["total_tokens"]), (4, body["usage"]["input_tokens"] + 4))
+        got = events(self.server.stream({"input": [user(QUESTION)]}, "/v1/responses"))
+        self.assertEqual([event["sequence_number"] for event in got], list(range(len(got))))
+        self.assertEqual([event["type"][9:] for event in got if event["type"] != "response.output_text.delta"],
+                         ["created", "in_progress", "output_item.added", "content_part.added", "output_text.done",
+                          "content_part.done", "output_item.done", "completed"])
+        self.assertEqual("".join(e["delta"] for e in got if e["type"] == "response.output_text.delta"), "In Bergen.")
+        self.assertEqual(got[-1]["response"]["output"][0]["content"], item["content"])
+        # The conversation goes on: the client sends all items again, and only the new text is read.
+        held = body["usage"]["total_tokens"]
+        again = [user(QUESTION), item, user("Where is that?")]
+        body = self.server.ask("POST", "/v1/responses", {"input": again})[2]
+        self.assertEqual(body["usage"]["input_tokens_details"]["cached_tokens"], held)
+        body = self.server.ask("POST", "/v1/responses", {"input": QUESTION, "max_output_tokens": 2})[2]
+        self.assertEqual((body["status"], body["incomplete_details"]), ("incomplete", {"reason": "max_output_tokens"}))
+        self.assertEqual(body["output"][0]["content"][0]["text"], "In Bergen")
+        for fields, words in (({"previous_response_id": "resp_1"}, "stores no responses"), ({"input": []}, "input"),
+                              ({"tools": [{"type": "web_search"}]}, "runs no tools"), ({"background": True}, "background"),
+                              ({"messages": [user("a")]}, "messages"), ({"input": [{"type": "item_reference", "id": "a"}]}, "item_reference")):
+            status, _, error = self.server.ask("POST", "/v1/responses", {"input": QUESTION, **fields})
+            self.assertEqual(status, 400, fields)
+            self.assertIn(words, error["error"]["message"])
+
+    def test_embeddings_are_refused_clearly(self):
+        status, _, error = self.server.ask("POST", "/v1/embeddings", {"input": "a", "model": "any"})
+        self.assertEqual((status, error["error"]["type"]), (400, "invalid_request_error"))
+        self.assertIn("makes no embeddings", error["error"]["message"])
+
+    def test_several_answers_are_those_of_their_seeds(self):
+        fields = {"max_tokens": 8, "temperature": 1.5, "top_p": 1}
+        body = {"prompt": "The house", **fields}
+        alone = [self.server.ask("POST", "/v1/completions", {**body, "seed": seed})[2]["choices"][0] for seed in (5, 6, 7)]
+        whole = self.server.ask("POST", "/v1/completions", {**body, "seed": 5, "n": 3})[2]
+        self.assertEqual([choice["text"] for choice in whole["choices"]], [choice["text"] for choice in alone])
+        self.assertEqual([choice["index"] for choice in whole["choices"]], [0, 1, 2])
+        self.assertGreater(len({choice["text"] for choice in alone}), 1)
+        got = [e["choices"][0] for e in events(self.server.stream({**body, "seed": 5, "n": 3}, "/v1/completions")) if e != "[DONE]"]
+        for i, choice in enumerate(alone):
+            mine = [c for c in got if c["index"] == i]
+            self.assertEqual("".join(c["text"] for c in mine), choice["text"])
+            self.assertEqual([c["finish_reason"] for c in mine if c["finish_reason"]], [choice["finish_reason"]])
+        # In a conversation, each answer goes on from the same prompt, also if entries are evicted.
+        text = BOOK[:9000] + "\n\nWho is in the house?"
+        for prompt in (QUESTION, text):
+            alone = [self.server.chat(prompt, seed=seed, **fields)["choices"][0]["message"] for seed in (5, 6)]
+            body = self.server.chat(prompt, seed=5, n=2, **fields)
+            self.assertEqual([choice["message"] for choice in body["choices"]], alone)
+            self.assertEqual(content(self.server.stream({"messages": [user(prompt)], "seed": 5, "n": 2, **fields})),
+                             "".join(message["content"] for message in alone))
+
+    def test_biases_forbid_and_force_tokens(self):
+        [bergen] = self.server.ask("POST", "/tokenize", {"content": " Bergen"})[2]["tokens"]
+        [oslo] = self.server.ask("POST", "/tokenize", {"content": " Oslo"})[2]["tokens"][:1]
+        self.assertNotIn("Bergen", self.server.chat(QUESTION, logit_bias={str(bergen): -100})["choices"][0]["message"]["content"])
+        self.assertEqual(self.server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")  # the next is free of it
+        forced = self.server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3, "logit_bias": {str(oslo): 100}})[2]
+        self.assertEqual(self.server.ask("POST", "/tokenize", {"content": forced["choices"][0]["text"]})[2]["tokens"], [oslo] * 3)
+        status, _, error = self.server.ask("POST", "/v1/completions", {"prompt": "a", "logit_bias": {"99999999": 1}})
+        self.assertEqual(status, 400)
+        self.assertIn("99999999", error["error"]["message"])
+
     def test_two_at_once_get_what_each_would_alone(self):
         questions = [BOOK[:4000] + "\n\nWho is in the house?", BOOK[9000:13000] + "\n\nWhere is the garden?"]
         alone = [self.server.chat(q)["choices"][0]["message"]["content"] for q in questions]
@@ -214,7 +280,7 @@ class Answers(unittest.TestCase):
         message = {"messages": [user("a")]}
         wrong = [("{", 400), ("[]", 400), ("null", 400), ("", 400), (b'{"messages": "\xff\xfe"}', 400),
                  ('{"messages": "\\ud800"}', 400), ("[" * 100000, 400), ({"messages": []}, 400), ({"messages": [1]}, 400),
-                 ({**message, "n": 2}, 400), ({**message, "temperature": "warm"}, 400), ({**message, "temperature": -1}, 400),
+                 ({**message, "n": 17}, 400), ({**message, "temperature": "warm"}, 400), ({**message, "temperature": -1}, 400),
                  ({**message, "max_tokens": 0}, 400), ({**message, "max_tokens": 1e400}, 400), ({**message, "stop": [1]}, 400),
                  ({**message, "logit_bias": {"1": 2}}, 400), ({**message, "top_logprobs": 2}, 400),
                  ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),

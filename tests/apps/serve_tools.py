@@ -202,6 +202,26 @@ class Tools(Chain):
         self.assertEqual(choices[-1]["finish_reason"], "tool_calls")
         self.assertTrue(self.read().startswith(PROMPT), self.read())
 
+    def test_responses_read_and_write_the_same(self):
+        tools = [{"type": "function", **ADD, "parameters": SCHEMA}]
+        status, _, body = self.server.ask("POST", "/v1/responses", {"input": [QUESTION], "tools": tools})
+        self.assertEqual(status, 200, body)
+        [call] = body["output"]
+        self.assertEqual((call["type"], call["name"], json.loads(call["arguments"])), ("function_call", "add", ARGUMENTS))
+        self.assertEqual(body["usage"]["input_tokens"], tokens(PROMPT))
+        self.assertTrue(self.read().startswith(PROMPT), self.read())
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "3"}
+        second = self.server.ask("POST", "/v1/responses", {"input": [QUESTION, call, result], "tools": tools})[2]
+        self.assertEqual([item["content"][0]["text"] for item in second["output"]], ["It is 3."])
+        self.assertTrue(self.read().startswith(WITH_RESULT), self.read())
+
+        data = events(self.server.stream({"input": [QUESTION], "tools": tools}, "/v1/responses"))
+        [start] = [event["item"] for event in data if event["type"] == "response.output_item.added"]
+        self.assertEqual((start["type"], start["name"], start["arguments"]), ("function_call", "add", ""))
+        parts = [event["delta"] for event in data if event["type"] == "response.function_call_arguments.delta"]
+        self.assertEqual(json.loads("".join(parts)), ARGUMENTS)
+        self.assertEqual(data[-1]["response"]["output"][0]["arguments"], "".join(parts))
+
     def test_without_tools_the_same_answer_is_text(self):
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             body = self.server.chat([QUESTION], **fields)
@@ -316,6 +336,20 @@ class Harmony(Chain):
                                    {"type": "text", "text": "Four."}])
         messages = [question, {"role": "assistant", "content": content}, question]
         self.assertEqual(self.server.chat(messages, "/v1/messages", max_tokens=50)["content"], content)
+
+    def test_thoughts_are_items_of_a_response(self):
+        question = {"role": "user", "content": "2+2?"}
+        body = self.server.ask("POST", "/v1/responses", {"input": [question]})[2]
+        thought, answer = body["output"]
+        self.assertEqual((thought["type"], thought["content"]), ("reasoning", [{"type": "reasoning_text", "text": "Two and two."}]))
+        self.assertEqual(answer["content"][0]["text"], "Four.")
+        held = body["usage"]["total_tokens"]
+        second = self.server.ask("POST", "/v1/responses", {"input": [question, thought, answer, question]})[2]
+        self.assertEqual([item["type"] for item in second["output"]], ["reasoning", "message"])
+        self.assertGreaterEqual(second["usage"]["input_tokens_details"]["cached_tokens"], held - 1)
+        data = events(self.server.stream({"input": [question]}, "/v1/responses"))
+        for kind, text in (("reasoning_text", "Two and two."), ("output_text", "Four.")):
+            self.assertEqual("".join(e["delta"] for e in data if e["type"] == f"response.{kind}.delta"), text)
 
     def test_thoughts_before_a_call_come_back(self):
         call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

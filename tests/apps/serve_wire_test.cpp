@@ -133,6 +133,38 @@ TEST(ServeTools, CallsAreFoundWithoutTheirMarksAtTheBeginning) {
   expect_parts({{bare, "[" + bare + "]"}}, {}, nullptr);
 }
 
+// Models that were not trained with tools write calls as they write code.
+TEST(ServeTools, AFencedBlockThatIsExactlyACallOfAToolCounts) {
+  const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "add"}}}}});
+  const std::string call = R"({"name": "add", "arguments": {"t": "```"}})", made = R"(add({"t":"```"}))";
+  const auto block = [](const std::string& text) { return "```json\n" + text + "\n```"; };
+  const std::string other = block(R"({"name": "rm", "arguments": {}})"), code = "```python\nadd(1)\n```",
+                    more = block(call + "\n// so"), without = block(R"({"name": "add"})"),
+                    data = block(R"({"name": "add", "age": 3})");
+  expect_parts(
+      {
+          {block(call), made},
+          {"I add.\n\n" + block(call) + "\n", "[I add.]" + made},
+          {"```\n[" + call + ", " + call + "]\n```\nDone.", made + made + "[Done.]"},
+          {"```tool_call\n" + call + "```", made},
+          {"```json\n" + call, made},  // the turn ended before the fence
+          {"<think>\na\n</think>\n" + block(call), "{a}" + made},
+          {"<think>" + block(call) + "</think>no", "{" + block(call) + "}[no]"},
+          {block(call) + block(call), made + made},
+          {code + "\n" + block(call), "[" + code + "]" + made},
+          {other, "[" + other + "]"},  // no such tool
+          {more, "[" + more + "]"},
+          {without, "[" + without + "]"},
+          {data, "[" + data + "]"},
+          {"Write ```" + call + "``` so.", "[Write ```" + call + "``` so.]"},
+          {"```json\n{\"na", "[```json\n{\"na]"},
+          {"```js", "[```js]"},
+          {"a ``", "[a ``]"},
+      },
+      {}, tools);
+  expect_parts({{block(call), "[" + block(call) + "]"}}, {}, nullptr);
+}
+
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
   const auto call = [](const std::string& json) { return "<tool_call>" + json + "</tool_call>"; };
   expect_parts({
@@ -257,9 +289,12 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
         R"("modalities":["text"]})", R"("ignore_eos":false})", R"("parallel_tool_calls":false})",
         R"("store":false,"metadata":{"a":"b"},"service_tier":"auto","prompt_cache_key":"k"})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + fine), 0) << fine;
-  for (const char* wrong : {R"("n":2})",
+  for (const char* wrong : {R"("n":0})",
+                            R"("n":17})",
                             R"("frequency_penalty":1})",
-                            R"("logit_bias":{"1":1}})",
+                            R"("logit_bias":{"1":101}})",
+                            R"("logit_bias":{"a":1}})",
+                            R"("logit_bias":[1]})",
                             R"("tool_choice":"required"})",
                             R"("response_format":{"type":"json_object"}})",
                             R"("stop":[""]})",

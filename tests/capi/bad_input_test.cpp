@@ -584,6 +584,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"kept by position count",
        [&](auto* e) { return thimble_session_kept_by_position(s, nullptr, nullptr, 0, nullptr, e); }},
       {"set_sampler", [&](auto* e) { return thimble_session_set_sampler(nullptr, nullptr, e); }},
+      {"set_bias", [&](auto* e) { return thimble_session_set_bias(nullptr, nullptr, nullptr, 0, e); }},
+      {"set_bias tokens", [&](auto* e) { return thimble_session_set_bias(s, nullptr, nullptr, 1, e); }},
       {"memory", [&](auto* e) { return thimble_session_memory(s, nullptr, e); }},
       {"stats", [&](auto* e) { return thimble_session_stats(s, nullptr, e); }},
       {"get_options", [&](auto* e) { return thimble_session_get_options(nullptr, nullptr, e); }},

@@ -144,6 +144,39 @@ TEST(Sampler, NeverDrawsWhatIsSuppressed) {
   expect_distribution(s, {0, 9, 0, 8, -kInf}, {0.5, 0, 0.5, 0, 0});
 }
 
+TEST(Sampler, AddsBiasesToTheLogits) {
+  const std::vector<float> logits = {1, 3, 2, 0};
+  const std::vector<int32_t> tokens = {3, 1};
+  const std::vector<float> biases = {2.5f, -100};
+  Sampler sampler = make(4, plain(0));
+  EXPECT_TRUE(sampler.samples_best(1));
+  ASSERT_TRUE(sampler.set_bias(tokens, biases).ok());
+  EXPECT_FALSE(sampler.samples_best(1));
+  EXPECT_EQ(sampler.sample(logits.data()), 3);
+  Sampler copy = sampler;
+  EXPECT_EQ(copy, sampler);
+  EXPECT_EQ(copy.sample(logits.data()), 3);
+  sampler.reset();
+  EXPECT_EQ(sampler.sample(logits.data()), 3);
+  for (const auto& [wrong, by] : std::vector<std::pair<std::vector<int32_t>, std::vector<float>>>{
+           {{4}, {1}},
+           {{-1}, {1}},
+           {{0}, {kNan}},
+           {{0}, {-kInf}},
+           {{0, 1, 0}, {1, 1, 1}},
+           {std::vector<int32_t>(Sampler::kMostBiased + 1), std::vector<float>(Sampler::kMostBiased + 1)}}) {
+    EXPECT_FALSE(sampler.set_bias(wrong, by).ok());
+    EXPECT_EQ(copy, sampler);  // nothing changed
+  }
+  ASSERT_TRUE(sampler.set_bias({}, {}).ok());
+  EXPECT_FALSE(copy == sampler);
+  EXPECT_EQ(sampler.sample(logits.data()), 1);
+  const std::vector<float> biased = {1, -97, 2, 2.5f};
+  copy = make(4, plain(1));
+  ASSERT_TRUE(copy.set_bias(tokens, biases).ok());
+  expect_distribution(copy, logits, softmax(biased, 1));
+}
+
 TEST(Sampler, NeverDrawsWhatIsNotANumber) {
   const std::vector<float> logits = {kNan, 0, -kInf, 0, kNan, -kInf};
   expect_distribution(make(6, plain(1)), logits, {0, 0.5, 0, 0.5, 0, 0});

@@ -60,6 +60,7 @@ final class Native {
   static native float[] keptByPosition(long session);
   static native float[] attendedByPosition(long session);
   static native void setSampler(long session, Sampler sampler);
+  static native void setBias(long session, int[] tokens, float[] biases);
   static native void memory(long session, Memory out);
   static native byte[] options(long session, Options out);
   static native void stats(long session, Stats out);

@@ -127,6 +127,12 @@ public final class Session extends Handle {
     run(session -> Native.setSampler(session, sampler));
   }
 
+  /** Adds a number to the logits of these tokens before one is sampled, until the next call. */
+  public void setBias(int[] tokens, float[] biases) {
+    if (tokens.length != biases.length) throw new IllegalArgumentException("each token needs a bias");
+    run(session -> Native.setBias(session, tokens, biases));
+  }
+
   /** The memory of the session. */
   public Memory memory() {
     Memory memory = new Memory();

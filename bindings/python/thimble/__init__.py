@@ -601,6 +601,11 @@ class Session(_Handle):
                 setattr(options, field.name, getattr(sampler, field.name))
         self._call("thimble_session_set_sampler", byref(options))
 
+    def set_bias(self, biases: dict[int, float]) -> None:
+        """Adds a number to the logits of these tokens before one is sampled, until the next call."""
+        count = len(biases)
+        self._call("thimble_session_set_bias", (c_int32 * count)(*biases), (c_float * count)(*biases.values()), count)
+
     def memory(self) -> Memory:
         """The memory of the session."""
         with self._turn:

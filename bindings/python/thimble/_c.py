@@ -147,6 +147,7 @@ FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("thimble_session_kept_by_position", _status, [_handle, POINTER(c_float), POINTER(c_float), c_uint64, _count, _error]),
     ("thimble_sampler_options_init", None, [POINTER(thimble_sampler_options), c_uint32]),
     ("thimble_session_set_sampler", _status, [_handle, POINTER(thimble_sampler_options), _error]),
+    ("thimble_session_set_bias", _status, [_handle, _ids, POINTER(c_float), c_uint64, _error]),
     ("thimble_session_memory", _status, [_handle, POINTER(thimble_memory), _error]),
     ("thimble_session_get_options", _status, [_handle, POINTER(thimble_session_options), _error]),
     ("thimble_session_stats", _status, [_handle, POINTER(thimble_stats), _error]),

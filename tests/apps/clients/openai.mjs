@@ -100,7 +100,7 @@ test("a tool is called, and its result read", async () => {
 });
 
 test("errors have their classes", async () => {
-  await assert.rejects(ask({ n: 2 }), OpenAI.BadRequestError);
+  await assert.rejects(ask({ n: 17 }), OpenAI.BadRequestError);
   await assert.rejects(connect(server, { apiKey: "wrong" }).models.list(), OpenAI.AuthenticationError);
   await assert.rejects(client.post("/nowhere"), OpenAI.NotFoundError);
 });

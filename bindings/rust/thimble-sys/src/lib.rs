@@ -241,6 +241,9 @@ functions! {
     fn thimble_session_set_sampler(
         session: *mut thimble_session, options: *const thimble_sampler_options, error: *mut thimble_error,
     ) -> thimble_status;
+    fn thimble_session_set_bias(
+        session: *mut thimble_session, tokens: *const i32, biases: *const f32, count: u64, error: *mut thimble_error,
+    ) -> thimble_status;
     fn thimble_session_memory(
         session: *mut thimble_session, memory: *mut thimble_memory, error: *mut thimble_error,
     ) -> thimble_status;

@@ -520,6 +520,15 @@ impl Session {
         self.call(|s, error| unsafe { sys::thimble_session_set_sampler(s, &sampler.raw, error) })
     }
 
+    /// Adds a number to the logits of these tokens before one is sampled, until the next call.
+    pub fn set_bias(&mut self, biases: &[(i32, f32)]) -> Result<()> {
+        let (tokens, values): (Vec<i32>, Vec<f32>) = biases.iter().copied().unzip();
+        let count = tokens.len() as u64;
+        self.call(|s, error| unsafe {
+            sys::thimble_session_set_bias(s, tokens.as_ptr(), values.as_ptr(), count, error)
+        })
+    }
+
     /// The memory of the session.
     pub fn memory(&mut self) -> Result<Memory> {
         let mut memory = zeroed::<Memory>();
