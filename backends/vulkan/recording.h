@@ -38,7 +38,8 @@ struct Limits {
 // A submit takes about so long and no longer, so that a desktop on the same card stays alive.
 inline constexpr double kSubmitSeconds = 0.05;
 
-// An operand of a shader, and whether the shader writes it (it may then read it too).
+// An operand of a shader, and whether the shader writes it (it may then read it too). An operand that some
+// variants of the shader write is declared as written also where it is empty.
 struct Operand {
   View view;
   bool writes;

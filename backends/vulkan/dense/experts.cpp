@@ -36,8 +36,8 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
   const uint32_t teams = adds ? std::clamp(most_threads(r.limits()) / m.threads, 1u, p.chosen) : 1;
   const bool routes = p.route;
   const Route route = routes ? *p.route : Route{};
-  // Operands that a shader may write count as written; y is given for those that are not there.
-  const auto or_y = [&](const View& operand) { return operand ? reads(operand) : writes(part.y); };
+  // The shader has operands that it writes in the same places.
+  const auto reads_or_writes = [](const View& operand) { return Operand{operand, !operand}; };
   r.dispatch(m.digits  ? Shader::kExpertMatvecDigits
              : m.books ? Shader::kExpertMatvecBooks
                        : Shader::kExpertMatvec,
@@ -46,11 +46,11 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
               teams, prepares, routes ? p.experts : 1, routes ? p.chosen : 0, route.bias ? 1u : 0u,
               std::max(route.p.groups, 1u), route.p.groups_used},
              {reads(part.x), reads(part.w), reads(scale_or_bias(p.scale, p.bias, part)), writes(part.y),
-              prepares ? writes(p.prepares.squares) : or_y(part.up), Operand{p.first, routes},
-              prepares ? writes(p.prepares.row) : writes(routes ? View(route.row) : part.y),
+              prepares ? writes(p.prepares.squares) : reads_or_writes(part.up), Operand{p.first, routes},
+              prepares ? writes(p.prepares.row) : writes(route.row),
               reads(prepares ? p.norm_weight : scale_or_bias(p.up_scale, p.up_bias, part)),
-              routes ? writes(route.weight) : or_y(p.weight), reads(route.logits), reads(route.bias),
-              reads(r.code_books())},
+              routes ? writes(route.weight) : reads_or_writes(p.weight), reads(route.logits),
+              reads(route.bias), reads(r.code_books())},
              params_of(p, part), groups(part.cols, m.lines / matrices), adds ? 1 : part.slots);
 }
 

@@ -51,18 +51,14 @@ uint32_t matvec_threads(const Limits& l, uint32_t cols) {
 void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   const uint32_t matrices = p.up ? 2 : 1, rows_each = std::min(rows, 4u);
   const Matvec m(r.limits(), p.w, matrices);
-  // Operands that a shader may write count as written. Products of the same x would wait for each other if
-  // they were given buffers that they do not use.
-  const bool prepares = bool(p.prepares.row);
-  const View& norm = prepares ? p.prepares.row : p.norm ? p.norm : p.y;
   r.dispatch(m.digits  ? Shader::kMatvecDigits
              : m.books ? Shader::kMatvecBooks
                        : Shader::kMatvec,
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), m.lines,
               rows_each, matrices, m.threads, r.limits().subgroup_size, m.together},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
-              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y),
-              reads(r.code_books())},
+              writes(p.prepares.row ? p.prepares.row : p.norm), reads(p.norm_weight),
+              writes(p.prepares.squares), reads(r.code_books())},
              p.params(), groups(p.w.rows, m.lines / matrices), groups(rows, rows_each));
 }
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {

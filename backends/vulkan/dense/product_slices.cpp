@@ -139,8 +139,8 @@ void multiply_on_units(Recording& r, const Scratch& s, const Product& part, uint
                  row_tiles = ceil_div(rows, kTile);
   r.expect(2.0 / kUnitSpeed * static_cast<double>(row_tiles * col_tiles) * kTile * kTile * s.depth);
   r.dispatch(Shader::kProductCooperative, {0, bool(part.up), 4 * r.limits().subgroup_size},
-             {reads(s.x(all)), reads(slot), reads(part.bias), shared ? reads({}) : writes(part.y),
-              reads(s.scales(all)), shared ? writes(s.parts_of_y(all)) : reads({})},
+             {reads(s.x(all)), reads(slot), reads(part.bias), writes(shared ? View{} : part.y),
+              reads(s.scales(all)), writes(shared ? s.parts_of_y(all) : View{})},
              params_on_units(s, part), static_cast<uint32_t>(col_tiles), static_cast<uint32_t>(row_tiles),
              s.parts());
 }

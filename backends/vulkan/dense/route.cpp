@@ -15,9 +15,9 @@ void route(Recording& r, const Route& op) {
   r.dispatch(Shader::kRoute,
              {r.limits().subgroup_size, p.experts, p.chosen, one_row, op.bias ? 1u : 0u, op.each ? 1u : 0u,
               std::max(p.groups, 1u), p.groups_used},
-             {reads(op.logits), reads(op.bias), one_row ? reads({}) : writes(experts),
-              writes(one_row ? View(op.weight) : weights), one_row ? writes(op.first) : reads({}),
-              one_row ? writes(op.row) : reads({}), reads(op.each)},
+             {reads(op.logits), reads(op.bias), writes(one_row ? View{} : experts),
+              writes(one_row ? View(op.weight) : weights), writes(one_row ? View(op.first) : View{}),
+              writes(one_row ? View(op.row) : View{}), reads(op.each)},
              p, r.max_rows());
   if (one_row) return;
   r.dispatch(Shader::kRouteSlots, {r.limits().threads(1024)},

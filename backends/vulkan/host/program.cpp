@@ -15,6 +15,9 @@ static uint64_t bytes_of(const std::vector<T>& list) {
   return list.capacity() * sizeof(T);
 }
 
+// A view of no bytes may be at the end of its buffer, where nothing can be bound.
+static bool is_empty(const View& view) { return !view || !view.bytes; }
+
 VulkanProgram::~VulkanProgram() {
   const Context& c = *stream->context;
   uint64_t last = 0;
@@ -103,13 +106,16 @@ Status ProgramRecording::try_dispatch(Shader shader, std::span<const uint32_t> c
   std::memcpy(pushed, push, push_bytes);
   VkDescriptorBufferInfo bound[1 + kMostOperands] = {
       {stream_->shared->handle, StreamState::kStep, stream_->step_bytes()}};
+  // Instead of an empty operand that the shader may write, one that it does write is bound again, because
+  // dispatches that share the same few bytes would have to wait for each other.
+  const View nothing{stream_->shared.get(), StreamState::kNothing, StreamState::kNothingBytes};
+  const auto written = std::find_if(operands.begin(), operands.end(),
+                                    [](const Operand& o) { return o.writes && !is_empty(o.view); });
   Access accesses[kMostOperands];
   double bytes = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
-    // A view of no bytes may be at the end of its buffer, where nothing can be bound.
     View view = operands[i].view;
-    if (!view || !view.bytes)
-      view = {stream_->shared.get(), StreamState::kNothing, StreamState::kNothingBytes};
+    if (is_empty(view)) view = operands[i].writes && written != operands.end() ? written->view : nothing;
     THIMBLE_TRY(check_view(view));
     if (view.offset % sizeof(uint32_t))
       return error(Code::kInternal, "operand %zu of %s starts at byte %" PRIu64, i, name, view.offset);
