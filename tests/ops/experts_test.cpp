@@ -492,7 +492,6 @@ TEST_P(Experts, HaveScalesAndBiases) {
 }
 
 TEST_P(Experts, MayHaveNoGate) {
-  if (GetParam().starts_with("vulkan")) return;  // not supported
   for (const DType type : {DType::kF16, DType::kQ8_0, DType::kQ4_K, DType::kF32})
     for (const uint32_t rows : {1u, 5u, 70u}) {
       if (is_variation() && type != DType::kQ8_0) continue;

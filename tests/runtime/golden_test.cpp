@@ -117,12 +117,15 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
 constexpr struct {
   size_t first, end;
   const char* devices;
-} kSupported[] = {{0, 30, "cpu cuda"},           {30, 42, "cpu vulkan"},   {42, 54, "cpu vulkan cuda"},
-                  {54, 72, "cpu vulkan"},        {72, 84, "cpu"},          {84, 96, "cpu vulkan"},
-                  {120, 156, "cpu vulkan cuda"}, {156, 162, "cpu vulkan"}, {162, 192, "cpu vulkan cuda"}};
+} kSupported[] = {{0, 30, "cpu vulkan cuda"},   {30, 42, "cpu vulkan"},        {42, 54, "cpu vulkan cuda"},
+                  {54, 96, "cpu vulkan"},       {120, 156, "cpu vulkan cuda"}, {156, 162, "cpu vulkan"},
+                  {162, 192, "cpu vulkan cuda"}};
 constexpr const char* kRefused[] = {"deepseek2"};
 constexpr size_t kFamilyGoldens = 192;
 constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185}, kExchangesInF16 = 128;
+// In these texts of nemotron_h_moe, two experts' scores differ by 3e-4 and by 2e-5 at one token, so that the
+// order of sums decides which of them it goes to. The text after the first has no such token.
+constexpr size_t kNearlyEqual[] = {72, 76}, kNotEqual = 73;
 
 // The newer families.
 class FamilyGoldens : public ArchitectureGoldens {};
@@ -141,7 +144,9 @@ TEST_P(FamilyGoldens, AreReproduced) {
   // H200 with CUDA and with Vulkan alike; with products in f32, the software driver reproduces it.
   const bool exchanges =
       std::find(std::begin(kExchanges), std::end(kExchanges), number) != std::end(kExchanges) ||
-      (number == kExchangesInF16 && device != "cpu");
+      (device != "cpu" &&
+       (number == kExchangesInF16 ||
+        std::find(std::begin(kNearlyEqual), std::end(kNearlyEqual), number) != std::end(kNearlyEqual)));
   const bool routed = device != "cpu" && name.find("moe") != std::string::npos;
   const float native = golden.at("native"), exchange = exchanges ? 0.35f : routed ? 0.015f : 0;
   expect_golden(golden, 1000 + number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
@@ -156,7 +161,8 @@ std::vector<std::tuple<std::string, size_t>> families() {
       if (!info.usable || std::string_view(range.devices).find(kind) == std::string_view::npos) continue;
       for (size_t i = range.first; i < range.end; ++i)
         // On the software driver, the shortest text of each family, except the one with 64 layers.
-        if (!info.software || (i % 6 == 0 && i != kManyLayers)) all.emplace_back(info.name, i);
+        if (!info.software || (i % 6 == 0 && i != kManyLayers) || i == kNotEqual)
+          all.emplace_back(info.name, i);
     }
   return all;
 }

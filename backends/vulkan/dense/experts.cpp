@@ -145,14 +145,16 @@ ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out
   if (most_rows < p.out_cols) rows = static_cast<uint32_t>(most_rows / kTile * kTile);
 }
 
+// The product of the gate, or of the only matrix.
 static ExpertProduct product_of(const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
+  const bool gated = bool(op.gate);
   return {.x = op.x,
-          .w = op.gate,
+          .w = gated ? op.gate : op.up,
           .up = {},
-          .bias = op.gate_bias,
+          .bias = gated ? op.gate_bias : op.up_bias,
           .up_bias = {},
-          .scale = op.gate_scale,
+          .scale = gated ? op.gate_scale : op.up_scale,
           .up_scale = {},
           .first = op.first,
           .row = op.row,
@@ -167,14 +169,19 @@ static ExpertProduct product_of(const ExpertGlu& op) {
           .act = p.act};
 }
 
+static void add_up(ExpertProduct& product, const ExpertGlu& op) {
+  product.up = op.up;
+  product.up_bias = op.up_bias;
+  product.up_scale = op.up_scale;
+}
+
 void expert_glu(Recording& r, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
+  if (!op.gate) return multiply(r, product);
   // A single row reads x once for both matrices, and matrix units compute both at once. Otherwise the gate is
   // written where h will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
-    product.up = op.up;
-    product.up_bias = op.up_bias;
-    product.up_scale = op.up_scale;
+    add_up(product, op);
     return multiply(r, product);
   }
   multiply(r, product);
@@ -187,10 +194,11 @@ void expert_glu(Recording& r, const ExpertGlu& op) {
 
 bool routed_expert_glu(Recording& r, const Route& route, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
-  product.up = op.up;
-  product.up_bias = op.up_bias;
-  product.up_scale = op.up_scale;
-  if (op.gate.type != op.up.type || route.each || !is_shown_at_once(r, product)) return false;
+  if (op.gate) {
+    if (op.gate.type != op.up.type) return false;
+    add_up(product, op);
+  }
+  if (route.each || !is_shown_at_once(r, product)) return false;
   product.route = &route;
   multiply_vectors(r, product);
   return true;

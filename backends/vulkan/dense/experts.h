@@ -7,7 +7,8 @@
 namespace thimble::vulkan {
 
 // With the matrices and biases of the slot's expert: y[slot][c] = x w[c] + bias[c], or act(y) times that, or
-// act(x w + bias) * (x up + up_bias); or y[row][c] += weight * that, over the row's slots in order.
+// act(x w + bias) * (x up + up_bias), or with kActReluSqr act(x w + bias); or y[row][c] += weight * that,
+// over the row's slots in order.
 struct ExpertProduct {
   View x;                   // [rows][in_cols], one per token, or [slots][in_cols]
   Weight w, up;             // [experts][out_cols][in_cols]; up is empty, or another matrix for the same x

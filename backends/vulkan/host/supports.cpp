@@ -22,7 +22,7 @@ struct Supports {
   bool operator()(const ExpertGlu& o) const {
     const bool aligned =
         o.p.rows_between == 0 || dtype_bytes(o.up.type, uint64_t(o.p.out_cols) * o.p.in_cols) % 16 == 0;
-    return o.gate && aligned && !(o.gate_scale && o.gate_bias) && !(o.up_scale && o.up_bias);
+    return aligned && !(o.gate_scale && o.gate_bias) && !(o.up_scale && o.up_bias);
   }
   bool operator()(const ExpertLinear& o) const { return !(o.scale && o.bias); }
   bool operator()(const KvAppend& o) const { return stores(o.k, o.v); }

@@ -20,7 +20,7 @@ void main() {
   const uint index = row * push.p.cols + column, at = push.base[0] + index;
   float made = x[at];
   if (push.p.act == kActReluSqr)
-    made = made < 0 ? 0 : made * made;  // NaN passes through
+    made = relu_sqr(made);
   else
     made = push.p.act == kActGeluErf ? gelu_erf(made) : activate(made, push.p.act);
   x[at] = kTimes ? made * times[push.base[1] + index] : made;

@@ -1,7 +1,7 @@
 // Products of experts: y[slot][c] = sum over i of x[i] w[c][i] + bias[c], where x is the row of the slot or
 // of its token, and w and bias are those of its expert; or y = act(y) * that, or act(w x + bias) * (up x +
-// up_bias). Instead of a bias, an expert may have a factor of its product. Has the interface of product.glsl,
-// for the same shaders.
+// up_bias), or relu_sqr(w x + bias). Instead of a bias, an expert may have a factor of its product. Has the
+// interface of product.glsl, for the same shaders.
 #include "../step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
@@ -49,6 +49,7 @@ float with_up_bias(uint column, float sum) {
 void store(uint slot, uint column, float sum) {
   const uint at = y_at(slot, column);
   sum = with_bias(column, sum);
+  if (push.p.act == kActReluSqr) sum = relu_sqr(sum);  // a glu without a gate
   y[at] = kActivates ? glu_of(y[at], sum) : sum;
 }
 void store_glu(uint slot, uint column, float gate, float up) {
