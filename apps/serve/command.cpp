@@ -11,7 +11,43 @@ namespace app {
 
 namespace {
 
+constexpr uint32_t kMostSlots = 64;
+
+// Reads "4", or "1x32768,3x4096": numbers of slots with the entries of their pools.
+std::vector<serve::SlotKind> read_slots(const std::string& text) {
+  std::vector<serve::SlotKind> kinds;
+  uint32_t count = 0;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string part = text.substr(begin, end - begin);
+    unsigned slots = 0, pool = 0;
+    char rest = 0;
+    const int read = std::sscanf(part.c_str(), "%5ux%9u%c", &slots, &pool, &rest);
+    const bool sized = part.find('x') != part.npos;
+    if (part.find_first_not_of("0123456789x") != part.npos || read != (sized ? 2 : 1) || slots == 0 ||
+        (sized && pool == 0))
+      throw CLI::ValidationError("--slots", "must be a number, or sizes such as 1x32768,3x4096");
+    if ((count += slots) > kMostSlots)
+      throw CLI::ValidationError("--slots", "must be from 1 to " + std::to_string(kMostSlots) + " in all");
+    if (!kinds.empty() && !(sized && kinds.front().pool))
+      throw CLI::ValidationError("--slots", "must give a size for all slots or for none");
+    kinds.push_back({slots, pool});
+    begin = end + 1;
+  }
+  std::sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.pool < b.pool; });
+  return kinds;
+}
+
 #if THIMBLE_SERVE
+// The slots in words: "2 slots with a pool of 1024 each".
+std::string slots_text(const std::vector<serve::SlotKind>& kinds, uint32_t pool) {
+  std::string text;
+  for (const serve::SlotKind& kind : kinds)
+    text += (text.empty() ? "" : ", ") + std::to_string(kind.count) + " slots with a pool of " +
+            std::to_string(kind.pool ? kind.pool : pool) + " each";
+  return text;
+}
+
 int serve_http(Settings& s, const serve::ServeFlags& flags) {
   const Model model = open_model(s.model);
   need_tokenizer(model);
@@ -33,9 +69,9 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
         server.room());
     const thimble_memory held = server.scheduler().in_force().memory;
     const bool v6 = flags.host.find(':') != std::string::npos;
-    std::fprintf(stderr, "thimble: %s on http://%s%s%s:%u, %u slots with a pool of %u each, %s in all\n",
-                 s.model.c_str(), v6 ? "[" : "", flags.host.c_str(), v6 ? "]" : "", http.port(), flags.slots,
-                 held.pool, format_size(held.allocated).c_str());
+    std::fprintf(stderr, "thimble: %s on http://%s%s%s:%u, %s, %s in all\n", s.model.c_str(), v6 ? "[" : "",
+                 flags.host.c_str(), v6 ? "]" : "", http.port(), slots_text(flags.slots, held.pool).c_str(),
+                 format_size(held.allocated).c_str());
     if (const std::string& problem = server.scheduler().chat_problem(); !problem.empty())
       std::fprintf(stderr, "thimble: no conversations: %s\n", problem.c_str());
     http.run([&] { server.stop(); });
@@ -74,11 +110,12 @@ Command add_serve(CLI::App& root) {
          "--allowed-origin", flags.allowed_origins,
          "Origins of web pages that may use the server, as \"https://chat.example\" (default: its own)")
       ->type_name("ORIGIN");
-  app->add_option("--slots", flags.slots,
-                  "Requests that are answered at a time, each with a pool of its own inside the budget "
-                  "(default: 2, so that a question beside a conversation does not push it out)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 64).description(""));
+  app->add_option_function<std::string>(
+         "--slots", [](const std::string& text) { flags.slots = read_slots(text); },
+         "Requests that are answered at a time, each with a pool of its own inside the budget "
+         "(default: 2, so that a question beside a conversation does not push it out); or slots of several "
+         "sizes, as 1x32768,3x4096: a request gets the smallest that holds it")
+      ->type_name("N|NxPOOL,...");
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_session_flags(*app, settings);
@@ -93,6 +130,8 @@ Command add_serve(CLI::App& root) {
       "  thimble serve -m model.gguf --mem-budget 8GB --slots 4 --host 0.0.0.0 --api-key SECRET");
   return {app, [app] {
             if (app->count("--api-key") && flags.key.empty()) throw UsageError("--api-key is empty");
+            if (flags.slots.front().pool && settings.session.pool)
+              throw UsageError("--slots gives the pools already; leave --pool out");
             return serve_http(settings, flags);
           }};
 }

@@ -95,16 +95,20 @@ int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::str
   }
 }
 
-// Throws before anything is allocated if the slots exceed the budget.
-void check_budget(const thimble_memory& one, uint32_t slots) {
-  const uint64_t needed = one.total + (slots - 1) * clone_bytes(one);
-  if (!one.budget || needed <= one.budget) return;
-  throw Failure(
+// The bytes of so many sessions of one kind. `first`: their weights are counted.
+uint64_t bytes_of_slots(const thimble_memory& one, uint32_t slots, bool first) {
+  return one.total - (first ? 0 : one.weights) + (slots - 1) * clone_bytes(one);
+}
+
+Failure too_small(uint64_t budget, uint64_t needed, uint32_t slots, bool sized) {
+  return Failure(
       THIMBLE_BUDGET,
-      "the budget of " + format_size(one.budget) + " lacks " + format_size(needed - one.budget) + ": " +
+      "the budget of " + format_size(budget) + " lacks " + format_size(needed - budget) + ": " +
           std::to_string(slots) + " slots need " + format_size(needed) +
-          "; choose fewer --slots or a smaller --pool, or leave --pool out for the largest that fits",
-      needed - one.budget);
+          (sized
+               ? "; choose fewer or smaller --slots"
+               : "; choose fewer --slots or a smaller --pool, or leave --pool out for the largest that fits"),
+      needed - budget);
 }
 
 uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
@@ -160,26 +164,46 @@ Session Scheduler::clone_for(Job& job, const Session& session) {
   return Session(copy);
 }
 
-Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room)
+Scheduler::Scheduler(const Settings& settings, const Model& model, const std::vector<SlotKind>& kinds,
+                     Room& room)
     : settings_(settings),
       model_(model),
       end_of_turn_(end_of_turn_or_text(model, settings.chat, chat_problem_)),
-      policies_(std::make_unique<Policies>(settings, model, slots)) {
-  for (uint32_t i = 0; i < slots; ++i) slots_.push_back(std::make_unique<Slot>(room));
+      policies_(std::make_unique<Policies>(settings, model, kinds)),
+      kinds_(kinds) {
+  for (size_t kind = 0; kind < kinds.size(); ++kind)
+    for (uint32_t i = 0; i < kinds[kind].count; ++i) slots_.push_back(std::make_unique<Slot>(kind, room));
   fill(*policies_);
   for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
 }
 
 // ---- policies ----
 
-Scheduler::Policies::Policies(const Settings& s, const Model& model, uint32_t slots)
-    : settings(s),
-      retention(choose_retention(settings, model, 0)),
-      options(session_options(settings, model, retention, 0)) {
-  options.progress = show_progress;
-  options.watch = 1;
-  leave_room_for_clones(model, options, slots - 1);
-  check_budget(plan(model, options), slots);
+// Throws before anything is allocated if the slots exceed the budget. Sessions of different sizes are no
+// clones of each other, so each kind gets a part of the budget.
+Scheduler::Policies::Policies(const Settings& s, const Model& model, const std::vector<SlotKind>& slots)
+    : settings(s), retention(choose_retention(settings, model, 0)) {
+  const uint64_t budget = settings.session.budget_bytes;
+  uint64_t needed = 0;
+  uint32_t count = 0;
+  std::vector<uint64_t> each;
+  for (const SlotKind& kind : slots) {
+    thimble_session_options options = session_options(settings, model, retention, 0);
+    options.progress = show_progress;
+    options.watch = 1;
+    if (kind.pool) options.pool = kind.pool;
+    if (slots.size() > 1) options.budget_bytes = 0;
+    leave_room_for_clones(model, options, kind.count - 1);
+    each.push_back(bytes_of_slots(plan(model, options), kind.count, kinds.empty()));
+    needed += each.back();
+    count += kind.count;
+    kinds.push_back(options);
+  }
+  if (!budget) return;
+  if (needed > budget) throw too_small(budget, needed, count, slots.front().pool > 0);
+  if (slots.size() == 1) return;
+  each.front() += budget - needed;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].budget_bytes = each[kind];
 }
 
 // Gives every slot a new session. The caller ensures that no slot is in use, and does not hold the mutex.
@@ -192,15 +216,22 @@ void Scheduler::fill(const Policies& policies) {
     slot->attended.clear();
     slot->question.clear();
   }
+  std::vector<const Session*> firsts;  // of each kind
   for (const auto& slot : slots_) {
-    Session& first = slots_.front()->session;
-    slot->session = first ? clone(first) : create_session(model_, policies.options);
-    const thimble_session_options decided = decided_options(first);
+    const bool first = slot->kind == firsts.size();
+    slot->session = first ? create_session(model_, policies.kinds[slot->kind]) : clone(*firsts.back());
+    if (first) firsts.push_back(&slot->session);
+    const thimble_session_options decided = decided_options(slot->session);
     slot->history = History(decided.chunk, decided.local);
   }
   const std::lock_guard lock(mutex_);
   evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
-  memory_ = memory(slots_.front()->session);
+  kinds_memory_.clear();
+  for (const Session* first : firsts) kinds_memory_.push_back(memory(*first));
+  memory_ = kinds_memory_.front();
+  memory_.budget = policies.settings.session.budget_bytes;
+  for (size_t kind = 1; kind < kinds_memory_.size(); ++kind)
+    memory_.allocated += kinds_memory_[kind].allocated;
   last_ = nullptr;
   stranded_ = false;
 }
@@ -232,7 +263,7 @@ void Scheduler::change(const Settings& settings) {
       lent.slots.push_back(slot.get());
     }
   }
-  auto next = std::make_unique<Policies>(settings, model_, static_cast<uint32_t>(slots_.size()));
+  auto next = std::make_unique<Policies>(settings, model_, kinds_);
   try {
     fill(*next);
   } catch (const std::exception&) {
@@ -290,6 +321,9 @@ bool Scheduler::submit(const std::shared_ptr<Job>& job) {
   if (stranded_) throw Refusal(503, "the server has no memory for a session; change its settings");
   if (job->cancelled) return true;
   if (queue_.size() >= queue_limit()) return false;
+  const int64_t answer = job->task.max_tokens.value_or(settings_.predict);
+  job->entries = job->prompt.ids.size() + static_cast<uint64_t>(std::max<int64_t>(answer, 0));
+  job->since = std::chrono::steady_clock::now();
   queue_.push_back(job);
   assign();
   return true;
@@ -334,54 +368,75 @@ void Scheduler::stop() {
   for (const auto& job : abandoned) job->listener->failed(Refusal(503, "the server is stopping"));
 }
 
-Scheduler::Slot* Scheduler::empty_slot(const Slot* but) {
+Scheduler::Slot* Scheduler::empty_slot(size_t kind, const Slot* but) {
   for (const auto& slot : slots_) {
-    if (slot.get() != but && slot->idle() && slot->history.empty()) return slot.get();
+    if (slot->kind == kind && slot.get() != but && slot->idle() && slot->history.empty()) return slot.get();
   }
   return nullptr;
 }
 
-// Chooses the best idle slot for a prompt, and the place from which it continues. Returns false if there is
+// The idle slot of a kind that a new text takes: an empty one, or the one that was not used for longest. A
+// slot without a session needs a `source` to clone. nullptr: there is none.
+Scheduler::Slot* Scheduler::free_slot(size_t kind, Slot*& source) {
+  Slot* chosen = empty_slot(kind, nullptr);
+  source = nullptr;
+  for (const auto& slot : slots_) {
+    if (slot->kind != kind || !slot->idle() || !slot->session) continue;
+    source = slot.get();
+    if (!chosen || (!chosen->history.empty() && slot->last_used < chosen->last_used)) chosen = slot.get();
+  }
+  const bool clones = chosen && !chosen->session;
+  if (clones && !source) return nullptr;
+  if (!clones) source = nullptr;
+  return chosen;
+}
+
+// The smallest slots that hold so many entries, or else the largest slots.
+size_t Scheduler::smallest_kind(uint64_t entries) const {
+  size_t kind = 0;
+  while (kind + 1 < kinds_memory_.size() && kinds_memory_[kind].capacity < entries) ++kind;
+  return kind;
+}
+
+// Chooses the best idle slot for a job, and the place from which it continues. Returns false if there is
 // none.
-bool Scheduler::choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse) {
+bool Scheduler::choose(const Job& job, Slot*& chosen, Slot*& source, Reuse& reuse) {
+  const size_t least = smallest_kind(job.entries);
   chosen = source = nullptr;
   reuse = {};
   for (const auto& slot : slots_) {
-    if (!slot->idle()) continue;
-    if (slot->session) source = slot.get();
-    const Reuse here = slot->history.find(prompt);
+    if (slot->kind < least || !slot->idle()) continue;
+    const Reuse here = slot->history.find(job.prompt);
     if (here.position <= reuse.position) continue;
     chosen = slot.get();
     reuse = here;
   }
   if (chosen) {
-    Slot* empty = reuse.position < chosen->history.ids().size() ? empty_slot(chosen) : nullptr;
+    Slot* empty = reuse.position < chosen->history.ids().size() ? empty_slot(chosen->kind, chosen) : nullptr;
     source = empty ? chosen : nullptr;
     if (empty) chosen = empty;
     return true;
   }
-  chosen = empty_slot(nullptr);
-  for (const auto& slot : slots_) {
-    if (slot->idle() && slot->session &&
-        (!chosen || (!chosen->history.empty() && slot->last_used < chosen->last_used)))
-      chosen = slot.get();
-  }
-  if (chosen && !chosen->session && !source) return false;  // no session can be cloned now
-  if (chosen && chosen->session) source = nullptr;
+  for (size_t kind = least; !chosen && kind < kinds_.size(); ++kind) chosen = free_slot(kind, source);
   return chosen != nullptr;
 }
 
-// Gives waiting jobs to idle slots. The caller holds the mutex.
+// Gives waiting jobs to idle slots, each slot to the first job that it suits. The caller holds the mutex.
 void Scheduler::assign() {
   Slot *slot, *source;
   Reuse reuse;
-  while (!queue_.empty() && !stopping_ && choose(queue_.front()->prompt, slot, source, reuse)) {
-    slot->job = queue_.front();
+  for (auto next = queue_.begin(); next != queue_.end() && !stopping_;) {
+    if (!choose(**next, slot, source, reuse)) {
+      ++next;
+      continue;
+    }
+    slot->job = *next;
     slot->reuse = reuse;
     slot->source = source;
     slot->last_used = ++clock_;
     if (source) source->reserved = true;
-    queue_.pop_front();
+    counts_.waiting_microseconds += microseconds_since(slot->job->since);
+    next = queue_.erase(next);
   }
   changed_.notify_all();
 }
@@ -666,7 +721,8 @@ void Scheduler::set_sampler(Slot& slot, const Task& task, uint32_t answer) const
 std::vector<Scheduler::SlotState> Scheduler::slots() const {
   const std::lock_guard lock(mutex_);
   std::vector<SlotState> states;
-  for (const auto& slot : slots_) states.push_back({!slot->idle(), slot->position});
+  for (const auto& slot : slots_)
+    states.push_back({!slot->idle(), slot->position, kinds_memory_[slot->kind].pool});
   return states;
 }
 

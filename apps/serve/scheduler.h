@@ -1,11 +1,16 @@
 // Slots that share one budget, a bounded queue of jobs, and the choice of a slot for each job.
 //
-// A slot is a session and a thread. A job that can continue from the tokens that a slot holds gets that slot.
+// A slot is a session and a thread. Slots may differ in size. A job gets the smallest slot that holds it and
+// is idle, so a long job may wait while shorter jobs after it begin; but the first job that waits for a slot
+// gets it.
+//
+// A job that can continue from the tokens that a slot holds gets that slot.
 // If it continues from the middle of these tokens, and another slot is empty, it gets a clone, so that both
 // conversations are kept.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -17,6 +22,7 @@
 
 #include "apps/library.h"
 #include "apps/options.h"
+#include "apps/serve/flags.h"
 #include "apps/serve/history.h"
 #include "apps/serve/room.h"
 #include "apps/serve/task.h"
@@ -39,7 +45,9 @@ struct Job {
   explicit Job(Room& of) : room(of) {}
   Task task;
   Prompt prompt;
-  Share room;  // the bytes of the job
+  Share room;            // the bytes of the job
+  uint64_t entries = 0;  // that the job needs: its prompt, and the answer as far as it is known
+  std::chrono::steady_clock::time_point since;  // when it began to wait
   std::shared_ptr<Listener> listener;
   std::atomic<bool> cancelled = false;
   std::atomic<bool> streams = false;  // the job was accepted, and its client reads events
@@ -50,7 +58,7 @@ struct Job {
 // Sums since the start, for /metrics.
 struct Counts {
   std::atomic<uint64_t> prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0, cancelled = 0, failed = 0;
-  std::atomic<uint64_t> prompt_microseconds = 0, generation_microseconds = 0;
+  std::atomic<uint64_t> prompt_microseconds = 0, generation_microseconds = 0, waiting_microseconds = 0;
 };
 
 // The error that a client receives for a failure.
@@ -60,7 +68,7 @@ class Scheduler {
  public:
   // Makes the slots. The referenced objects must outlive the scheduler. `room` counts the bytes of the texts
   // that slots remember.
-  Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room);
+  Scheduler(const Settings& settings, const Model& model, const std::vector<SlotKind>& kinds, Room& room);
   ~Scheduler() { stop(); }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -79,6 +87,7 @@ class Scheduler {
   struct SlotState {
     bool busy;
     uint64_t position;  // number of tokens in its stream
+    uint32_t pool;
   };
   std::vector<SlotState> slots() const;
   // The slot whose job ended last; nothing if none has ended.
@@ -113,8 +122,9 @@ class Scheduler {
 
  private:
   struct Slot {
-    explicit Slot(Room& room) : remembered(room) {}
-    Session session;  // null if a clone could not be made: the slot waits for another chance
+    Slot(size_t kind_, Room& room) : kind(kind_), remembered(room) {}
+    const size_t kind;  // in Policies::kinds
+    Session session;    // null if a clone could not be made: the slot waits for another chance
     History history{0, 0};
     Share remembered;  // the bytes of the history, counted while no job's bytes are
     uint64_t evictions = 0;
@@ -135,18 +145,20 @@ class Scheduler {
   struct Lent;
   // Settings, and the session options made from them. The options point into both other members.
   struct Policies {
-    Policies(const Settings& settings, const Model& model, uint32_t slots);
+    Policies(const Settings& settings, const Model& model, const std::vector<SlotKind>& kinds);
     const Settings settings;
     const Retention retention;
-    thimble_session_options options;
+    std::vector<thimble_session_options> kinds;  // of each kind of slot
   };
 
   void fill(const Policies& policies);
   void strand(const Refusal& why);
   void work(Slot& slot);
   void assign();
-  bool choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse);
-  Slot* empty_slot(const Slot* but);
+  bool choose(const Job& job, Slot*& chosen, Slot*& source, Reuse& reuse);
+  size_t smallest_kind(uint64_t entries) const;
+  Slot* empty_slot(size_t kind, const Slot* but);
+  Slot* free_slot(size_t kind, Slot*& source);
   static void interrupt(const Slot& slot);
   void take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& lock);
   static Session clone_for(Job& job, const Session& session);
@@ -169,7 +181,9 @@ class Scheduler {
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise
-  thimble_memory memory_{};
+  thimble_memory memory_{};                   // of the smallest slot; `allocated` is of all
+  std::vector<thimble_memory> kinds_memory_;
+  const std::vector<SlotKind> kinds_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<const Slot*> last_ = nullptr;
   mutable std::mutex mutex_;

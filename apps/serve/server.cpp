@@ -365,8 +365,8 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
       model_(model),
       model_name_(utf8_path(native_path(settings.model).stem())),
       started_(now()),
-      largest_text_(largest_text(settings.session.budget_bytes, flags_.slots)),
-      room_(kWhileHeld * texts_at_once(flags_.slots) * largest_text_),
+      largest_text_(largest_text(settings.session.budget_bytes, flags_.slot_count())),
+      room_(kWhileHeld * texts_at_once(flags_.slot_count()) * largest_text_),
       heads_retention_(settings.heads.empty()
                            ? THIMBLE_RETENTION_DEFAULT
                            : thimble_heads_retention(open_heads(model, settings.heads).get())),
@@ -668,6 +668,8 @@ Response Server::metrics(const Request&) {
          whole(c.prompt_microseconds) / 1e6);
   metric("thimble_generation_seconds_total", "counter", "Time spent in decode.",
          whole(c.generation_microseconds) / 1e6);
+  metric("thimble_waiting_seconds_total", "counter", "Time that requests waited for a slot.",
+         whole(c.waiting_microseconds) / 1e6);
   metric("thimble_cancelled_total", "counter", "Requests whose clients left.", whole(c.cancelled));
   metric("thimble_failed_total", "counter", "Requests that failed in a slot.", whole(c.failed));
   metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
@@ -693,7 +695,7 @@ Response Server::state(const Request&) {
   const std::string& problem = scheduler_.chat_problem();
   Json slots = Json::array();
   for (const auto& slot : scheduler_.slots())
-    slots.push_back({{"busy", slot.busy}, {"position", slot.position}});
+    slots.push_back({{"busy", slot.busy}, {"position", slot.position}, {"pool", slot.pool}});
   return {200, "application/json",
           write_json({{"model", model_name_},
                       {"chat_problem", problem.empty() ? Json() : Json(problem)},
@@ -720,6 +722,8 @@ Settings Server::asked_settings(const Json& body) const {
   Settings asked = settings_;
   std::vector<std::string> flags;
   for (const auto& [name, value] : body.items()) {
+    if (name == "pool" && flags_.slots.front().pool)
+      throw Refusal(400, "the pools are those of --slots, which only the command sets");
     if (name == "heads")
       throw Refusal(400, "\"heads\" is a file, which only the command names; choose a \"retention\"");
     if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != name.npos)

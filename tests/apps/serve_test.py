@@ -624,6 +624,85 @@ class Settings(unittest.TestCase):
         self.assertEqual(server.stop()[0], 0)
 
 
+class Sizes(unittest.TestCase):
+    """Slots of unequal size. Nothing is evicted, so a text needs a slot that holds it."""
+
+    FLAGS = ["--device", "cpu", "--retention", "none"]
+
+    def pool_of_last(self, server):
+        state = server.state()
+        return state["slots"][state["last"]]["pool"]
+
+    def test_a_request_goes_to_the_smallest_slot_that_holds_it(self):
+        server = Server(*self.FLAGS, "--slots", "1x4096,2x512", "--mem-budget", "96MiB")
+        self.assertEqual([slot["pool"] for slot in server.state()["slots"]], [512, 512, 4096])
+        self.assertLessEqual(server.state()["memory"]["allocated"], 96 << 20)
+        long = BOOK[:6000] + "\n\nWho is in the house?"
+        for prompt, pool in ((QUESTION, 512), (long, 4096), (QUESTION + " ", 512)):
+            answer = server.chat(prompt, max_tokens=20)["choices"][0]["message"]["content"]
+            self.assertEqual(answer + "\n", thimble("run", "-m", MODEL, *self.FLAGS, "-n", "20", "-f", "-", text=prompt))
+            self.assertEqual(self.pool_of_last(server), pool)
+        # The room for a long answer counts, too.
+        server.ask("POST", "/v1/completions", {"prompt": "A house", "max_tokens": 2000, "stop": ["a", "e", "t"]})
+        self.assertEqual(self.pool_of_last(server), 4096)
+        # A conversation that outgrows its slot goes on in a larger one.
+        messages = [user(QUESTION)]
+        messages.append(server.chat(messages, max_tokens=20)["choices"][0]["message"])
+        self.assertEqual(self.pool_of_last(server), 512)
+        server.chat([*messages, user(long)], max_tokens=20)
+        self.assertEqual(self.pool_of_last(server), 4096)
+        status, _, error = server.ask("POST", "/v1/completions", {"prompt": BOOK[:30000], "max_tokens": 1})
+        self.assertEqual((status, error["error"]["code"]), (400, "context_length_exceeded"))
+        self.assertIn("--slots", server.set(pool=64)[1]["error"]["message"])
+        self.assertEqual(server.set()[0], 200)
+        self.assertEqual(server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_sixteen_clients_of_mixed_lengths_are_all_answered(self):
+        server = Server(*self.FLAGS, "--slots", "1x4096,3x512")
+        lengths = [200, 6000, 400, 900, 300, 9000, 500, 1200, 250, 700, 7500, 350, 450, 600, 800, 5000]
+        prompts = [BOOK[i * 500:i * 500 + length] + "\n\nWho is in the house?" for i, length in enumerate(lengths)]
+        alone = [server.chat(prompt, max_tokens=8)["choices"][0]["message"]["content"] for prompt in prompts]
+        self.assertEqual(server.set()[0], 200)  # all slots forget
+        start, waits, answers = time.monotonic(), {}, {}
+
+        def ask(i):
+            lines = []
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+            connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [user(prompts[i])], "max_tokens": 8, "stream": True}))
+            for line in connection.getresponse():
+                lines.append(line.decode().rstrip("\n"))
+                if i not in waits and lines[-1].startswith("data: "):
+                    waits[i] = time.monotonic() - start
+            connection.close()
+            answers[i] = content(lines)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+        self.assertEqual([answers[i] for i in range(16)], alone)
+        for name, group in (("short", [i for i in range(16) if lengths[i] < 2000]), ("long", [i for i in range(16) if lengths[i] > 2000])):
+            seconds = sorted(waits[i] for i in group)
+            print(f"{len(group)} {name} texts had their first token after {statistics.median(seconds):.2f} s (median), {seconds[-1]:.2f} s at worst")
+        # Short texts do not wait for the long ones, which take turns in the only slot that holds them.
+        self.assertLess(statistics.median(waits[i] for i in range(16) if lengths[i] < 2000),
+                        statistics.median(waits[i] for i in range(16) if lengths[i] > 2000))
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_wrong_sizes_are_explained(self):
+        for slots, words in (("2x100,3", "for all slots or for none"), ("0", "number"), ("65", "1 to 64"), ("1x", "number"),
+                             ("1x99999999,1x100", "out of|memory|lacks|range|too|most")):
+            with self.assertRaisesRegex(RuntimeError, words):
+                Server(*self.FLAGS, "--slots", slots, "--mem-budget", "64MiB")
+        with self.assertRaisesRegex(RuntimeError, "leave --pool out"):
+            Server(*self.FLAGS, "--slots", "1x100,1x200", "--pool", "300")
+        with self.assertRaisesRegex(RuntimeError, "3 slots need .*smaller --slots"):
+            Server(*self.FLAGS, "--slots", "1x9000,2x4096", "--mem-budget", "64MiB")
+
+
 class Large(unittest.TestCase):
     """Tests with texts of the largest allowed size: a body of 1 MiB with this budget."""
 
