@@ -282,7 +282,7 @@ class Answers(unittest.TestCase):
                  ('{"messages": "\\ud800"}', 400), ("[" * 100000, 400), ({"messages": []}, 400), ({"messages": [1]}, 400),
                  ({**message, "n": 17}, 400), ({**message, "temperature": "warm"}, 400), ({**message, "temperature": -1}, 400),
                  ({**message, "max_tokens": 0}, 400), ({**message, "max_tokens": 1e400}, 400), ({**message, "stop": [1]}, 400),
-                 ({**message, "logit_bias": {"1": 2}}, 400), ({**message, "top_logprobs": 2}, 400),
+                 ({**message, "logit_bias": {"1": 101}}, 400), ({**message, "top_logprobs": 2}, 400),
                  ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
                  ('{"messages": [' + "0," * 300000 + "0]}", 400)]
         for body, expected in wrong:
