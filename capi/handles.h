@@ -24,6 +24,8 @@ struct thimble_model {
     log(log_user, shown.c_str());
   }
 
+  // The vocabulary as grammars use it. It is made by the first call.
+  std::shared_ptr<const thimble::grammar::TokenTrie> token_trie() const;
   // The device with this name. All sessions of the model that ask for the same device share it.
   thimble::Result<std::shared_ptr<thimble::Device>> device(const std::string& name, uint32_t threads) const;
 
@@ -35,6 +37,12 @@ struct thimble_model {
   };
   mutable std::mutex mutex_;
   mutable std::vector<Opened> opened_;
+  mutable std::shared_ptr<const thimble::grammar::TokenTrie> token_trie_;
+};
+
+struct thimble_grammar {
+  std::shared_ptr<const thimble::grammar::TokenGrammar> grammar;
+  std::shared_ptr<const thimble::Model> model;  // for which it was made
 };
 
 struct thimble_heads {

@@ -385,6 +385,16 @@ thimble_status thimble_session_set_bias(thimble_session* session, const int32_t*
   });
 }
 
+thimble_status thimble_session_set_grammar(thimble_session* session, const thimble_grammar* grammar,
+                                           thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    if (grammar && grammar->model.get() != &s.session->model())
+      return error(Code::kMismatch, "the grammar was made for another model than the session's; make it again");
+    s.session->set_grammar(grammar ? grammar->grammar : nullptr);
+    return {};
+  });
+}
+
 thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory, thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_struct(memory, "memory"));

@@ -198,13 +198,14 @@ Status Engine::start(Step step, const SequenceState& state) {
   return {};
 }
 
-Status Engine::run() {
+Status Engine::run(std::function<void()> meanwhile) {
   Command& c = command_;
   while (c.next < c.step.last) {
     if (interrupted_.exchange(false, std::memory_order_relaxed))
       return error(Code::kInterrupted, "interrupted; repeat the call to continue");
     THIMBLE_TRY(check_files());
     THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));
+    if (meanwhile) std::exchange(meanwhile, {})();
     THIMBLE_TRY(stream_->wait());
     if (++c.part < c.step.program->parts(c.next)) continue;
     c.part = 0;

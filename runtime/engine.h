@@ -92,7 +92,8 @@ class Engine {
   // again.
   Status start(Step, const SequenceState&);
   // Runs the rest of the command. After an interrupt, another call continues where this one stopped.
-  Status run();
+  // `meanwhile` is called once, while the device works.
+  Status run(std::function<void()> meanwhile = {});
   // The step that runs, or that ran last.
   const Step& step() const { return command_.step; }
   // Runs a step in one piece, without start() and without interrupts. wait() waits for its end. Must not be

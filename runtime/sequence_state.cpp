@@ -149,6 +149,7 @@ void SequenceState::reset() {
   SequenceFields::operator=(nothing);  // copied, so that the lists keep their memory
   entries = std::move(none);
   sampler.reset();
+  constraint.reset();
 }
 
 // States cannot go back token by token. The tokens between the snapshot and the position wait to be read
@@ -172,6 +173,7 @@ void SequenceState::rewind(uint64_t position) {
     drop_to(position);
   }
   sampler.rewind(position);
+  constraint.rewind(position);
 }
 
 // Drops the entries of the tokens from this position on.
@@ -189,6 +191,7 @@ void SequenceState::drop_to(uint64_t position) {
 void SequenceState::restore(const SequenceFields& fields, const Sampler::Saved& saved) {
   SequenceFields::operator=(fields);
   sampler.restore(saved);
+  constraint.reset();
 }
 
 uint64_t SequenceState::host_bytes() const {

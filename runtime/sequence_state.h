@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/policy/policy.h"
+#include "runtime/sampler/constraint.h"
 #include "runtime/sampler/sampler.h"
 
 namespace thimble {
@@ -81,11 +82,13 @@ struct SequenceFields : SequenceNumbers {
 
 struct SequenceState : SequenceFields {
   Sampler sampler;
+  Constraint constraint;  // not stored in files
 
   SequenceState(size_t heads, Sampler);
   bool operator==(const SequenceState&) const = default;
 
-  // Empties the state. The sampler keeps its options, and the lists keep their memory.
+  // Empties the state. The sampler keeps its options, the constraint its grammar, and the lists keep their
+  // memory.
   void reset();
   // Forgets the tokens from this position on, and the waiting tokens. `position` is less than `read` and at
   // least earliest(). In models with recurrent layers, tokens that must be read again become waiting tokens.

@@ -50,6 +50,9 @@ class Session {
   void set_progress(std::function<void(const Progress&)> progress) { progress_ = std::move(progress); }
   Status set_sampler(const SamplerOptions&);
   Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
+  // The tokens that are generated from now on form a text of the grammar, and then end the generation. Null:
+  // any token may be generated.
+  void set_grammar(Constraint::Grammar grammar);
 
   Status feed(std::span<const int32_t> tokens);
   Status flush();
@@ -167,6 +170,7 @@ class Session {
   // Whether the token has a logit. Other tokens only have a row in the embedding.
   bool may_follow(int32_t token) const { return static_cast<uint32_t>(token) < model().output.rows; }
   Status check_tokens(std::span<const int32_t> tokens) const;
+  Result<int32_t> sample();
   Status check_logits() const;
   Status check_finite(bool finite) const;
 

@@ -35,7 +35,10 @@ Status Session::go_on() {
 Status Session::finish_run() {
   double& seconds = run_.work == Work::kDecode ? state_.decode_seconds : state_.prefill_seconds;
   const double start = steady_seconds();
-  const Status status = engine_->run();
+  const Status status = engine_->run([this] {
+    // The tokens that may follow the one that runs.
+    if (state_.constraint.active() && state_.sampler.options().temperature > 0) state_.constraint.allowed();
+  });
   seconds += steady_seconds() - start;
   return status;
 }

@@ -115,18 +115,26 @@ Result<int32_t> Session::step() {
     THIMBLE_TRY(check_logits());
     THIMBLE_TRY(check_room(1));
     u.random = state_.sampler.random();
-    if (state_.sampler.samples_best(state_.arg_max)) {
-      u.token = state_.arg_max;
-    } else {
-      THIMBLE_LET(logits, this->logits());
-      u.token = state_.sampler.sample(logits.data());
-    }
+    THIMBLE_SET(u.token, sample());
     u.sampled = true;
   }
   THIMBLE_TRY(append_token(u.token, true));
   const int32_t token = u.token;
   u = {};
   return token;
+}
+
+Result<int32_t> Session::sample() {
+  Constraint& constraint = state_.constraint;
+  if (state_.sampler.samples_best(state_.arg_max) && constraint.allows(state_.arg_max)) return state_.arg_max;
+  THIMBLE_LET(logits, this->logits());
+  if (!constraint.active()) return state_.sampler.sample(logits.data());
+  const grammar::TokenMask& allowed = constraint.allowed();
+  if (allowed.none())
+    return error(Code::kUnsupported,
+                 "the grammar cannot go on: the vocabulary lacks a byte that must come next, or a token that "
+                 "ends an answer");
+  return state_.sampler.sample(logits.data(), &allowed);
 }
 
 // A token that was sampled by an interrupted step, but not started, is sampled again with the new options.
@@ -142,9 +150,18 @@ Status Session::set_bias(std::span<const int32_t> tokens, std::span<const float>
   return {};
 }
 
+void Session::set_grammar(Constraint::Grammar grammar) {
+  state_.constraint.set(std::move(grammar));
+  if (unfinished_.started || !unfinished_.sampled) return;
+  state_.sampler.set_random(unfinished_.random);  // an interrupted step samples again
+  unfinished_.sampled = false;
+}
+
 Status Session::accept(int32_t token) {
   const std::span<const int32_t> tokens(&token, 1);
   THIMBLE_TRY(begin(Call::kAccept, tokens));
+  if (!unfinished_.started && !state_.constraint.allows(token))
+    return error(Code::kInvalidArgument, "token %d does not continue a text of the grammar", token);
   THIMBLE_TRY(flush_waiting());
   THIMBLE_TRY(append_token(token, true));
   unfinished_ = {};
@@ -159,7 +176,10 @@ Status Session::append_token(int32_t token, bool generated) {
   THIMBLE_TRY(make_room(1, false));
   THIMBLE_TRY(set_tokens({&token, 1}));
   unfinished_.started = true;
-  if (generated) state_.sampler.accept(token, state_.read);
+  if (generated) {
+    state_.sampler.accept(token, state_.read);
+    state_.constraint.accept(token, state_.read);
+  }
   Step step = new_rows(*engine_->programs().decode, 1);
   step.evicts = traits(options().retention).eviction == Eviction::kAfterEachToken;
   return start({.work = Work::kDecode, .step = step});

@@ -142,6 +142,11 @@ const std::vector<int32_t>& Tokenizer::suppressed() const {
   return impl_ ? impl_->vocabulary.suppressed() : none;
 }
 bool Tokenizer::ends_generation(int32_t id) const { return impl_ && impl_->vocabulary.ends_generation(id); }
+bool Tokenizer::is_text(int32_t id) const {
+  if (!impl_ || !impl_->vocabulary.valid(id) || impl_->vocabulary.ends_generation(id)) return false;
+  const TokenType type = impl_->vocabulary.type(id);
+  return type == TokenType::kNormal || type == TokenType::kUserDefined || type == TokenType::kByte;
+}
 uint32_t Tokenizer::longest_piece() const { return impl_ ? impl_->longest_piece : 0; }
 std::string_view Tokenizer::text(int32_t id) const { return impl_ ? impl_->vocabulary.text(id) : ""; }
 int32_t Tokenizer::find(std::string_view text) const { return impl_ ? impl_->vocabulary.find(text) : -1; }

@@ -43,6 +43,8 @@ class Tokenizer {
   // Ids that end a generation: eos, eot, eom, pad and separator tokens of code completion, and tokens whose
   // text is known to end a turn.
   bool ends_generation(int32_t id) const;
+  // Whether the token stands for its text, or for a byte, and for nothing else.
+  bool is_text(int32_t id) const;
   // Ids that are never generated, whatever their logits.
   const std::vector<int32_t>& suppressed() const;
 

@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 9
+#define THIMBLE_ABI 10
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -783,6 +783,41 @@ THIMBLE_API thimble_status thimble_session_set_sampler(thimble_session* session,
  * file does not contain them. */
 THIMBLE_API thimble_status thimble_session_set_bias(thimble_session* session, const int32_t* tokens,
                                                     const float* biases, uint64_t count, thimble_error* error);
+
+/* ---- grammars: what an answer may be ---- */
+
+/* The texts that a model may generate. Immutable, so any number of threads and sessions may use one. Making one takes
+ * up to a second for the first grammar of a model, which sorts its vocabulary, and a few milliseconds after that. Its
+ * memory is not in any budget: about 10 MiB for the vocabulary, shared by all grammars of a model, and at most about
+ * 40 MiB for each grammar that is in use. */
+typedef struct thimble_grammar thimble_grammar;
+
+/* The JSON texts that a JSON schema describes (docs/grammars.md lists the keywords). Members come in the order of
+ * `properties`; there is at most one space or line feed after { [ , : and before } ]. {"type": "object"} allows any
+ * JSON object. Returns THIMBLE_INVALID_ARGUMENT for a schema that is wrong or that no value meets, and
+ * THIMBLE_UNSUPPORTED for one that uses more than is supported; the message names the place in the schema
+ * ("#/properties/age"). The caller frees *grammar, before or after the model. */
+THIMBLE_API thimble_status thimble_grammar_create_json_schema(const thimble_model* model, const char* schema,
+                                                              uint64_t length, thimble_grammar** grammar,
+                                                              thimble_error* error);
+/* The texts that match a regular expression (ECMAScript's notation) as a whole. */
+THIMBLE_API thimble_status thimble_grammar_create_regex(const thimble_model* model, const char* pattern, uint64_t length,
+                                                        thimble_grammar** grammar, thimble_error* error);
+/* The texts of the rule "root" of a grammar in llama.cpp's notation (GBNF). */
+THIMBLE_API thimble_status thimble_grammar_create_gbnf(const thimble_model* model, const char* text, uint64_t length,
+                                                       thimble_grammar** grammar, thimble_error* error);
+/* Free a grammar. Sessions that use it keep what they need. */
+THIMBLE_API void thimble_grammar_free(thimble_grammar* grammar);
+
+/* From now on, the generated tokens form a text of the grammar, which begins with the next one. Set it where the
+ * answer begins: after the prompt was fed, or after the model has thought. Where the text may end, tokens that end a
+ * generation (thimble_token_ends) are allowed too; where it must end, only these. Other control tokens are never
+ * generated, and thimble_session_accept refuses a token that does not continue the text. Tokens from feed and score
+ * do not count. A clone continues from the same place; rewind returns to the place at that position; reset and
+ * restore begin the text anew. Set it again for the next answer, or NULL for answers without a grammar. Returns
+ * THIMBLE_MISMATCH if the grammar was made for another model. */
+THIMBLE_API thimble_status thimble_session_set_grammar(thimble_session* session, const thimble_grammar* grammar,
+                                                       thimble_error* error);
 
 /* The memory of the session. `allocated` counts what was really allocated, to the byte. Set memory->struct_size
  * first. */

@@ -141,7 +141,7 @@ bool Sampler::samples_best(int32_t best) const {
          std::find(suppressed_.begin(), suppressed_.end(), best) == suppressed_.end();
 }
 
-int32_t Sampler::sample(const float* logits) {
+int32_t Sampler::sample(const float* logits, const grammar::TokenMask* allowed) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
   for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
   for (const Bias& b : biases()) candidates_[static_cast<size_t>(b.token)].logit += b.bias;
@@ -151,12 +151,14 @@ int32_t Sampler::sample(const float* logits) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
   };
   const auto first = candidates_.begin();
-  if (options_.temperature == 0) return std::min_element(first, candidates_.end(), before)->id;
-
   auto last = candidates_.end();
-  if (options_.top_k > 0 && options_.top_k < vocab) {
+  if (allowed) last = std::remove_if(first, last, [&](const Candidate& c) { return !(*allowed)[c.id]; });
+  if (options_.temperature == 0) return std::min_element(first, last, before)->id;
+
+  if (options_.top_k > 0 && options_.top_k < last - first) {
+    const auto end = last;
     last = first + options_.top_k;
-    std::nth_element(first, last, candidates_.end(), before);
+    std::nth_element(first, last, end, before);
   }
   std::sort(first, last, before);
 

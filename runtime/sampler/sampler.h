@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "text/grammar/token_trie.h"
 
 namespace thimble {
 
@@ -37,8 +38,9 @@ class Sampler {
   static Status check(const SamplerOptions&);
   // Adds biases[i] to the logit of tokens[i] from now on. On error nothing changes.
   Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
-  // Samples the next token from `logits` [vocab]. NaN counts as -inf, and +inf as the largest float.
-  int32_t sample(const float* logits);
+  // Samples the next token from `logits` [vocab]. NaN counts as -inf, and +inf as the largest float. With
+  // `allowed`, only its tokens take part; at least one of them must be in the vocabulary.
+  int32_t sample(const float* logits, const grammar::TokenMask* allowed = nullptr);
   // Adds a token to the history, for the penalty. `position` is its position in the stream.
   void accept(int32_t token, uint64_t position);
   // Forgets the tokens from this position on, and the random numbers drawn for them.

@@ -113,7 +113,7 @@ structs! {
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 9;
+    THIMBLE_ABI: u32 = 10;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
