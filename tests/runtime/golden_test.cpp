@@ -16,6 +16,7 @@
 #include "tests/support/goldens.h"
 #include "tests/support/sessions.h"
 #include "tests/support/shared_devices.h"
+#include "tests/support/spy_device.h"
 #include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
 
@@ -44,14 +45,18 @@ void expect_greedy(Session& session, std::vector<float> logits, const std::vecto
   }
 }
 
-// Reads the prompt and compares the largest logits and the greedy tokens.
+// Reads the prompt and compares the largest logits and the greedy tokens. The session has allocated what was
+// planned, to the byte.
 void expect_golden(const nlohmann::json& golden, size_t number, const SessionOptions& options,
                    float tolerance, float doubt, const std::shared_ptr<Device>& device = cpu()) {
   const std::string name = golden.at("model"), script = "synth_gguf.py ";
   std::optional<SyntheticFile> made;
   if (name.starts_with(script)) made.emplace(name.substr(script.size()), "golden_" + std::to_string(number));
   const auto model = made ? made->open() : open_model(project_file("models/" + name));
-  const auto session = open_session(model, options, device);
+  const auto counting = std::make_shared<SpyDevice>(device);
+  const auto session = open_session(model, options, counting);
+  const MemoryPlan& plan = session->plan();
+  EXPECT_EQ(counting->allocated_bytes + plan.fixed + host_bytes(*model, plan), plan.total);
   const std::vector<float> logits = read(*session, golden.at("prompt").get<std::vector<int32_t>>());
   for (const auto& [token, logit] : golden.at("top").get<Top>())
     EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;

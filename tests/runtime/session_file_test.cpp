@@ -23,6 +23,7 @@
 #include "base/new_file.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/saved_sessions.h"
+#include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
@@ -603,6 +604,34 @@ TEST_P(SessionFileOn, GoesOnOnTheCpuAndBack) {
       EXPECT_TRUE(std::equal(from_logits.begin(), from_logits.end(), to_logits.begin(), to_logits.end()));
       if (selection == Selection::kQuest) continue;  // a page at the threshold of selection may be exchanged
       expect_near(accept(*to, 9), accept(*from, 9));
+    }
+  }
+}
+
+// States go with their snapshots.
+TEST_P(SessionFileOn, TakesStatesToTheCpuAndBack) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const auto device = must(open_device(GetParam(), strictly({.threads = 1})));
+  for (const char* family : {"qwen35", "lfm2", "falconh1"}) {
+    if (family == std::string("falconh1") && GetParam().starts_with("cuda")) continue;  // not supported
+    SCOPED_TRACE(family);
+    const auto model = family_model(family, "files");
+    const uint32_t vocab = model->shape.vocab;
+    const SessionOptions o{
+        .retention = Retention::kWindow, .pool = 60, .chunk = 32, .local = 12, .max_new = 32};
+    const auto here = open_session(model, o), there = open_session(model, o, device);
+    for (const auto& [from, to] : {std::pair(here.get(), there.get()), std::pair(there.get(), here.get())}) {
+      must(from->reset());
+      read(*from, seeded_tokens(100, vocab));
+      read(*from, seeded_tokens(5, vocab, 8));
+      for (int32_t i = 0; i < 3; ++i) accept(*from, i);
+      const SessionBytes bytes = save(*from);
+      restore(*to, bytes);
+      EXPECT_EQ(save(*to), bytes);
+      EXPECT_EQ(kept(*to), kept(*from));
+      expect_near(accept(*to, 9), accept(*from, 9));
+      for (Session* one : {from, to}) must(one->rewind(105));
+      expect_near(accept(*to, 10), accept(*from, 10));
     }
   }
 }

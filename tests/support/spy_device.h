@@ -19,9 +19,10 @@ class SpyDevice : public Device {
  public:
   explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
 
-  // An independent count of allocations, without imported host memory. Only for the CPU: a device with its
-  // own memory needs its own buffers back.
+  // An independent count of allocations, without imported host memory. Those that live are counted only for
+  // the CPU: a device with its own memory needs its own buffers back.
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
+  uint64_t allocated_bytes = 0;           // by all allocations so far
   uint64_t program_bytes = 0;             // sum over all programs recorded so far, as they report it
   uint64_t fail_allocation = UINT64_MAX;  // the index, from 0, of an allocation that is refused
 
@@ -41,10 +42,12 @@ class SpyDevice : public Device {
   std::vector<TopK> selections;
   std::vector<CisStore> scores;
   std::vector<PageBounds> pages;
-  // Attention, what queries grow by, and attention reports, in the order in which they were recorded.
+  // Attention, what queries grow by, attention reports and convolutions, in the order in which they were
+  // recorded.
   std::vector<Attention> attention;
   std::vector<Scale> growths;
   std::vector<QueryScore> watches;
+  std::vector<ShortConv> convolutions;
 
   DeviceInfo info() const override {
     DeviceInfo info = inner_->info();
@@ -63,6 +66,7 @@ class SpyDevice : public Device {
     if (allocations++ == fail_allocation)
       return error(Code::kOutOfMemory, "the test refuses this allocation");
     THIMBLE_LET(buffer, inner_->alloc(kind, bytes));
+    allocated_bytes += bytes;
     if (!inner_->info().unified) return std::move(buffer);
     live_bytes += bytes;
     peak_bytes = std::max(peak_bytes, live_bytes);
@@ -107,6 +111,7 @@ class SpyDevice : public Device {
         device_.growths.push_back(*scale);
       if (const auto* watch = std::get_if<QueryScore>(&op); watch && watch->p.kind == kQueryHeads)
         device_.watches.push_back(*watch);
+      if (const auto* conv = std::get_if<ShortConv>(&op)) device_.convolutions.push_back(*conv);
       if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)
         device_.selections.push_back(*list);
       inner_->record(op);

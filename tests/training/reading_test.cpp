@@ -11,6 +11,7 @@
 #include "tests/support/reference_model.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
+#include "tests/support/synthetic_model.h"
 
 namespace thimble::test {
 namespace {
@@ -183,6 +184,36 @@ TEST(Reading, PassesOverLayersWithAWindow) {
   const auto states = read_all(*reader, text_of(600, 40), 2);
   EXPECT_TRUE(states[0].empty());
   EXPECT_EQ(states[1].size(), 600u * reader->state_cols());
+}
+
+// Layers of lfm2 without attention have a state. Each tail begins with the state at the end of the text, so a
+// label for several tails is the largest of those for one.
+TEST(Reading, BeginsEachTailWithTheStateOfTheText) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const auto model = family_model("lfm2", "reading");
+  const uint32_t layers = model->shape.layers;
+  TrainingText first = text_of(300, 40);
+  std::reverse(first.tails[0].tokens.begin(), first.tails[0].tokens.end());
+  const TrainingText second = text_of(300, 1100);  // more than two chunks
+  TrainingText both = first;
+  both.tails.push_back(second.tails[0]);
+  const auto open = [&] { return must(Reader::open(model, cpu(), Retainer::Input::kX, 300, 1100, 0)); };
+  auto of_first = open(), of_second = open(), of_both = open();
+  const auto states = read_all(*of_both, both, layers);
+  read_all(*of_first, first, layers);
+  read_all(*of_second, second, layers);
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    SCOPED_TRACE(layer);
+    if (!model->layers[layer].attention()) {
+      EXPECT_TRUE(states[layer].empty());
+      continue;
+    }
+    EXPECT_EQ(states[layer].size(), 300u * of_both->state_cols());
+    const auto a = must(of_first->labels(layer)).log_prob, b = must(of_second->labels(layer)).log_prob,
+               got = must(of_both->labels(layer)).log_prob;
+    ASSERT_EQ(got.size(), a.size());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], std::max(a[i], b[i])) << i;
+  }
 }
 
 TEST(Reading, IsRefusedWithWhatIsMissing) {
