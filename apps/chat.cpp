@@ -350,6 +350,7 @@ Command add_chat(CLI::App& root) {
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_session_flags(*app, settings);
+  add_draft_flags(*app, settings);
   add_sampling_flags(*app, settings);
   app->footer(std::string("In the conversation:\n") + kCommands +
               "\nExamples:\n"

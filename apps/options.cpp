@@ -262,6 +262,19 @@ void add_predict_flag(CLI::App& app, Settings& s) {
       ->check(CLI::Range(int64_t{-1}, int64_t{1} << 30).description(""));
 }
 
+void add_draft_flags(CLI::App& app, Settings& s) {
+  const char* group = "Drafts (guesses of the next tokens, read in one step)";
+  add_choice(app, "--draft", s.session.draft,
+             {{"none", THIMBLE_DRAFT_NONE}, {"lookup", THIMBLE_DRAFT_LOOKUP}},
+             "lookup: guess what followed the last tokens earlier in the text, which is faster if the answer "
+             "repeats parts of it, as in editing code (default: none)")
+      ->group(group);
+  app.add_option("--draft-max", s.session.draft_tokens,
+                 "Tokens of a draft, at most 15 (default: as many as pay, by what steps take)")
+      ->type_name("N")
+      ->group(group);
+}
+
 void add_sampling_flags(CLI::App& app, Settings& s) {
   const char* group = "Sampling";
   app.add_option("--temp", s.sampler.temperature, "Temperature; 0: always the most likely token (default: 0)")
@@ -372,8 +385,7 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
       name = utf8_path(path.filename());
       return open_heads(model, utf8_path(path));
     } catch (const Failure& failure) {
-      std::fprintf(stderr, "thimble: warning: %s is ignored: %s\n", visible(name).c_str(),
-                   failure.what());
+      std::fprintf(stderr, "thimble: warning: %s is ignored: %s\n", visible(name).c_str(), failure.what());
     }
   }
   return {};

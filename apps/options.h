@@ -52,6 +52,7 @@ void change_policies(Settings& settings, std::vector<std::string> words);
 // Adds the flags of add_policy_flags, and the flags that are fixed for one process: device, threads, seed.
 void add_session_flags(CLI::App& app, Settings& settings);
 void add_predict_flag(CLI::App& app, Settings& settings);
+void add_draft_flags(CLI::App& app, Settings& settings);
 void add_sampling_flags(CLI::App& app, Settings& settings);
 void add_chat_flags(CLI::App& app, Settings& settings);
 

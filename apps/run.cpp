@@ -285,6 +285,7 @@ Command add_run(CLI::App& root) {
   add_chat_flags(*app, settings);
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
+  add_draft_flags(*app, settings);
   add_sampling_flags(*app, settings);
   app->footer(
       "The answer is written to standard output while it is generated. Progress is written to standard\n"

@@ -126,6 +126,7 @@ struct DeviceInfo {
   bool unified =
       true;  // host and device share memory: every buffer is mapped, and files are imported without a copy
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
+  uint32_t pool_rows = 1;           // rows of a step that attends to the pool itself (kFromPool)
 };
 
 // Measured speeds of a device.
@@ -145,7 +146,7 @@ inline constexpr uint32_t kMostLogitRows = 16;
 // gives; n_entries is per head.
 // A list is [Hkv][list_capacity] uints: the count, then that many entries of the head, ascending. An entry >=
 // n_entries is a chunk row. An op with an empty `list` works on all n_entries + n_rows entries (kFromPool:
-// the row is already appended).
+// the rows are already appended).
 //
 // The rope table is [64 + blocks][n_rot / 2] pairs (cos, sin), times the model's attention factor. Row i < 64
 // is position i; row 64 + a is position 64 * a. The rotation of position p is the complex product of rows 64

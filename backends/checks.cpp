@@ -268,7 +268,7 @@ class Checker {
       run("k", o.k, p.head_dim, h);
       run("v", o.v, p.head_dim, h);
       h.grows = name_;
-      bounds_.rows.narrow(1, name_);
+      bounds_.rows.narrow(o.list ? 1 : device_.pool_rows, name_);
     } else {
       const uint64_t bytes = last(p) * p.view_capacity * p.head_dim * device_.view_element_bytes;
       need("k", o.k.values, bytes);
@@ -276,7 +276,7 @@ class Checker {
       need("ml", o.ml, rows() * queries * 2 * kWord);
     }
     if (o.sinks) need("sinks", o.sinks, queries * kWord);
-    const uint64_t n = p.source == kFromPool ? 1 : rows();
+    const uint64_t n = p.source == kFromPool ? std::min<uint64_t>(rows(), device_.pool_rows) : rows();
     need("q", o.q, strided(n, p.row_stride, queries * p.head_dim));
     need("y", o.y, strided(n, p.y_stride, queries * p.head_dim));
     list(o.list, p);

@@ -96,7 +96,7 @@ struct HeadState {
   1u  // StepParams: n_init + select_k + n_local, the first n_init and the last n_local among them
 
 #define kFromView 0u  // attention reads the view made by kv_view
-#define kFromPool 1u  // attention gathers and rotates entries of the pool itself (one row)
+#define kFromPool 1u  // attention gathers and rotates entries of the pool itself (DeviceInfo::pool_rows)
 
 // How a model rotates. Every op that rotates has these parameters. The table is [64 + blocks][n_rot / 2]{cos,
 // sin}, see backend.h.

@@ -1,5 +1,6 @@
 #include "runtime/decoder.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace thimble {
@@ -21,7 +22,7 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // one token is too short to need that. A second reading needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
-    if (step == Step::kChunk || step == Step::kAgain) r.segment();
+    if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft) r.segment();
   };
   r.segment();
   if (step == Step::kRebuild) policies_.host()->record_rows(r);
@@ -646,7 +647,7 @@ uint64_t Programs::bytes() const {
   uint64_t bytes = 0;
   for (const ChunkProgram& chunk : chunks) bytes += chunk.program->bytes;
   for (const auto* program :
-       {&decode, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch, &attended})
+       {&decode, &draft, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch, &attended})
     if (*program) bytes += (*program)->bytes;
   return bytes;
 }
@@ -706,6 +707,9 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
+  if (const uint32_t rows = device.info().pool_rows; options_.draft != Draft::kNone && rows > 1)
+    THIMBLE_TRY(make(std::min(rows, kLogitRowsAtOnce), programs.draft,
+                     [&](Recorder& r) { record_step(r, Step::kDraft); }));
   if (options_.rebuild)
     THIMBLE_TRY(
         make(1 + options_.rebuild, programs.rebuild, [&](Recorder& r) { record_step(r, Step::kRebuild); }));
@@ -767,7 +771,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
 // ---- shorthands ----
 
 LayerStep Decoder::layer_step(Recorder& r, uint32_t layer, Step step) const {
-  return {r, setting_, weights_, at_, layer, step != Step::kDecode};
+  return {r, setting_, weights_, at_, layer, step != Step::kDecode && step != Step::kDraft};
 }
 
 // A table of which the engine passes the rows of the step's tokens, because it stays on the host.

@@ -19,8 +19,10 @@ struct ChunkProgram {
 
 // All programs that a session replays.
 struct Programs {
-  std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
-  std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
+  std::vector<ChunkProgram> chunks;  // ascending max_rows; rows go through the chunk buffer, then compaction
+  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
+  // Like decode, for several rows, with the segments of a chunk. Null: chunks serve for drafts.
+  std::unique_ptr<Program> draft;
   std::unique_ptr<Program> rebuild;   // like decode, after rows read again, through the chunk buffer
   std::unique_ptr<Program> embed;     // the embedding of a step's rows, as stored in the model, in `x`
   std::unique_ptr<Program> upkeep;    // scores of the waiting tokens; one segment a layer, and one for the
@@ -50,7 +52,7 @@ class Decoder {
   uint32_t tail() const { return 1 + shape_.layers; }
 
  private:
-  enum class Step { kChunk, kAgain, kDecode, kRebuild };
+  enum class Step { kChunk, kAgain, kDecode, kDraft, kRebuild };
   void record_step(Recorder&, Step) const;
   void embed(Recorder&) const;
   void layer_block(const LayerStep&, Step) const;

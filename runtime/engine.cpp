@@ -223,7 +223,8 @@ void Engine::fill(const Step& step, const SequenceState& state) {
   StepParams params{};
   params.n_rows = step.n_rows;
   params.position = static_cast<int>(step.position);
-  params.ring_row = state.unscored;
+  const uint32_t replaced = step.rows == Step::Rows::kAgain ? step.n_rows : 0;
+  params.ring_row = state.unscored - std::min(state.unscored, replaced);
   params.n_logit_rows = step.n_logit_rows;
   params.first_logit_row = step.first_logit_row;
   params.state_from = state.state_slot;
@@ -238,6 +239,7 @@ void Engine::fill_heads(const Step& step, const SequenceState& state) {
   const std::vector<HeadRun>& placed = plan_.dimensions.runs_in(state.placed);
   const std::vector<HeadRun>& runs = this->runs(state);
   const uint32_t added = step.rows == Step::Rows::kNew ? step.n_rows : 0;
+  const uint32_t replaced = step.rows == Step::Rows::kAgain ? step.n_rows : 0;
   const bool rows_stay = added && again_rows(plan_.options);
   for (size_t i = 0; i < runs.size(); ++i) {
     const HeadRun& run = runs[i];
@@ -245,7 +247,7 @@ void Engine::fill_heads(const Step& step, const SequenceState& state) {
     HeadState& head = command_.heads[i];
     head.first = placed[i].first;
     head.capacity = placed[i].capacity;
-    head.n_entries = step.rows == Step::Rows::kDone ? 0 : state.entries[i];
+    head.n_entries = step.rows == Step::Rows::kDone ? 0 : state.entries[i] - replaced;
     head.keep = state.entries[i] + added;
     if (drops) head.keep = std::min(run.keep, head.keep);
     head.protect_first = drops ? run.protect_first : 0;
@@ -274,11 +276,20 @@ std::span<const int32_t> Engine::arg_max(uint32_t rows) const {
   return {on_host<int32_t>(layout_.arg_max), rows};
 }
 
-Result<std::span<const float>> Engine::logits() const {
-  const View& readable = layout_.host_logits ? layout_.host_logits : layout_.logits;
+View Engine::logits_of(uint32_t row) const {
+  const uint64_t bytes = uint64_t(model_->output.rows) * sizeof(float);
+  return layout_.logits.slice(row * bytes, bytes);
+}
+
+Result<std::span<const float>> Engine::logits(uint32_t row) const {
+  const View& readable = layout_.host_logits ? layout_.host_logits : logits_of(row);
   float* logits = on_host<float>(readable);
-  if (layout_.host_logits) THIMBLE_TRY(device_->read(logits, layout_.logits.slice(0, readable.bytes)));
+  if (layout_.host_logits) THIMBLE_TRY(device_->read(logits, logits_of(row)));
   return std::span<const float>(logits, model_->output.rows);
+}
+
+Status Engine::move_logits(uint32_t row) const {
+  return row ? device_->copy(logits_of(0), logits_of(row)) : Status();
 }
 
 }  // namespace thimble

@@ -25,8 +25,9 @@ struct Ledger {
 // A step to run: segments of a program, over rows of tokens.
 struct Step {
   // kNew: the rows come after the entries of the pool. kStored: the rows are the last entries of the pool.
-  // kDone: the previous step ran the rows, and the step does not read the pool.
-  enum class Rows { kNew, kStored, kDone };
+  // kDone: the previous step ran the rows, and the step does not read the pool. kAgain: the rows replace the
+  // last entries of the pool, which are theirs.
+  enum class Rows { kNew, kStored, kDone, kAgain };
 
   Program* program = nullptr;
   uint32_t first = 0, last = 0;  // segments
@@ -107,8 +108,12 @@ class Engine {
 
   // The most likely token after each of the step's first rows. -1: the row's logits are not finite.
   std::span<const int32_t> arg_max(uint32_t rows) const;
-  // The logits of the first row.
-  Result<std::span<const float>> logits() const;
+  // The logits of one of the step's rows.
+  Result<std::span<const float>> logits(uint32_t row) const;
+  // Makes the logits of a row those of the first one.
+  Status move_logits(uint32_t row) const;
+  // The slot in which the latest step left the states of recurrent layers.
+  uint32_t written_slot() const { return command_.params.state_to; }
 
   // ---- a sequence's data in the pool ----
 
@@ -166,6 +171,7 @@ class Engine {
   Status place_weights(uint64_t& allocated);
   Status allocate_arenas(uint64_t& allocated);
   Status record_programs();
+  View logits_of(uint32_t row) const;
   std::vector<HeadRun>& own_runs(const SequenceFields&);
   Status check_smaller(uint32_t pool, std::span<const HeadRun> then, const SequenceState&) const;
   void fill(const Step&, const SequenceState&);

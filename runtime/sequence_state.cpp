@@ -69,8 +69,14 @@ void SequenceFields::forget_snapshots_without_slot() {
   std::erase_if(snapshots, [](const Snapshot& s) { return s.slot == kNoState; });
 }
 
+constexpr uint64_t kSnapshotEvery = 4096;  // tokens
+
+uint64_t SequenceFields::until_snapshot() const {
+  const uint64_t last = snapshots.empty() ? last_eviction : snapshots.back().position;
+  return std::max<uint64_t>(last + kSnapshotEvery, read + 1) - read;
+}
+
 void SequenceFields::keep_states(bool ends_prompt, size_t most) {
-  constexpr uint64_t kSnapshotEvery = 4096;  // tokens
   const uint64_t last = snapshots.empty() ? last_eviction : snapshots.back().position;
   if (last == read && !snapshots.empty()) return;  // an eviction made one
   if (!ends_prompt && read - last < kSnapshotEvery) return;

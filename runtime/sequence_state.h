@@ -71,6 +71,8 @@ struct SequenceFields : SequenceNumbers {
   // Makes a snapshot of the current states if a prompt ends here, or if many tokens were read since the last
   // snapshot. There are at most `most` snapshots.
   void keep_states(bool ends_prompt, size_t most);
+  // The number of tokens that can be read before keep_states() makes one although no prompt ends, at least 1.
+  uint64_t until_snapshot() const;
   // The current states become the only snapshot, since no earlier position can be reached.
   void drop_snapshots();
   // Why the fields of recurrent layers are not valid.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "runtime/draft/lookup.h"
+
 namespace thimble {
 
 // ---- making ----
@@ -26,14 +28,16 @@ SequenceState new_state(const Engine& engine) {
 
 }  // namespace
 
-Session::Session(std::unique_ptr<Engine> engine)
+Session::Session(std::unique_ptr<Engine> engine, std::unique_ptr<Drafter> drafter)
     : engine_(std::move(engine)),
       state_(new_state(*engine_)),
+      drafter_(std::move(drafter)),
       cost_(engine_->model(), options(), engine_->policies()) {
-  engine_->count_allocated(state_.host_bytes());
+  engine_->count_allocated(state_.host_bytes() + (drafter_ ? drafter_->bytes() : 0));
 }
 
-Session::Session(std::unique_ptr<Engine> engine, const SequenceState& state) : Session(std::move(engine)) {
+Session::Session(std::unique_ptr<Engine> engine, std::unique_ptr<Drafter> drafter, const SequenceState& state)
+    : Session(std::move(engine), std::move(drafter)) {
   state_ = state;  // the lists keep their memory
 }
 
@@ -49,7 +53,9 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
   Policies policies(plan.options);
   THIMBLE_LET(engine, Engine::create(std::move(model), std::move(device), std::move(plan),
                                      std::move(policies), std::move(ledger), true));
-  return std::unique_ptr<Session>(new Session(std::move(engine)));
+  std::unique_ptr<Drafter> drafter;
+  if (options.draft == Draft::kLookup) drafter = std::make_unique<Lookup>();
+  return std::unique_ptr<Session>(new Session(std::move(engine), std::move(drafter)));
 }
 
 // ---- rewinding and cloning ----
@@ -79,7 +85,13 @@ Status Session::rewind(uint64_t position) {
 Result<std::unique_ptr<Session>> Session::clone() {
   THIMBLE_TRY(begin(Call::kNone, {}));
   THIMBLE_LET(twin, engine_->clone(state_));
-  std::unique_ptr<Session> session(new Session(std::move(twin), state_));
+  std::unique_ptr<Drafter> drafter;
+  if (drafter_) {
+    THIMBLE_LET(its_drafter, drafter_->clone());
+    drafter = std::move(its_drafter);
+  }
+  std::unique_ptr<Session> session(new Session(std::move(twin), std::move(drafter), state_));
+  session->pace_ = pace_;
   // If the pool was made smaller, the clone gets only the held entries, and no queries.
   if (plan().released) session->state_.attended = Attended::kUnknown;
   return session;
@@ -88,7 +100,9 @@ Result<std::unique_ptr<Session>> Session::clone() {
 Status Session::reset() {
   run_ = {};
   unfinished_ = {};
+  ahead_ = {};
   state_.reset();
+  if (drafter_) THIMBLE_TRY(drafter_->reset());
   return engine_->forget();
 }
 
@@ -126,7 +140,7 @@ Result<SessionStats> Session::stats() const {
                      .prefill = state_.prefill,
                      .decode = state_.decode};
   // The tokens of an interrupted run also count as part of the stream.
-  if (run_.work == Work::kDecode) ++stats.waiting;
+  if (run_.work == Work::kDecode || run_.work == Work::kDraft) ++stats.waiting;
   if (run_.work == Work::kChunk && !run_.waiting) stats.waiting += run_.step.n_rows;
   stats.position = state_.read + stats.waiting;
   THIMBLE_LET(saturated, engine_->saturated());

@@ -6,12 +6,15 @@
 // it and stay in the pool (Locret, methods 2.5).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "runtime/draft/drafter.h"
+#include "runtime/draft/pace.h"
 #include "runtime/engine.h"
 #include "runtime/plan/cost_model.h"
 #include "runtime/session_file.h"
@@ -109,7 +112,7 @@ class Session {
  private:
   // A step that was started and may not be finished, and the changes to make once it is finished. An
   // interrupt leaves a Run.
-  enum class Work { kNone, kChunk, kLogits, kDecode, kUpkeep, kEvict, kLogProb };
+  enum class Work { kNone, kChunk, kLogits, kDecode, kDraft, kCatchUp, kUpkeep, kEvict, kLogProb };
   struct Run {
     Work work = Work::kNone;
     Step step;
@@ -117,6 +120,17 @@ class Session {
     bool logits = false;   // kChunk: the tail gives the logits of the last row
     // kChunk, kUpkeep: the waiting scores are computed next, and then the pool is compacted.
     bool then_evicts = false;
+    double seconds = 0;  // that it took so far
+  };
+  // The latest run with a draft: a token and a guess of the tokens after it. The state counts only the rows
+  // of tokens that were generated since. So until another run overwrites them, the other rows are ready in
+  // case that their tokens are generated next, and otherwise they are as if they had never been read.
+  struct Ahead {
+    std::array<int32_t, kLogitRowsAtOnce> tokens{};
+    uint32_t rows = 0, counted = 0;  // rows: 0 if there is no such run
+    double seconds = 0;              // that the guess and the run took
+    uint32_t saturated_before = 0;   // the device's count of saturated numbers
+    bool leads_on(int32_t token) const { return counted && counted < rows && tokens[counted] == token; }
   };
   // A public call that was interrupted. Repeating the same call continues it.
   enum class Call { kNone, kFeed, kStep, kAccept, kScore };
@@ -136,8 +150,8 @@ class Session {
     bool has_log_probs = false;  // kScore: the step with their log-probabilities was started
   };
 
-  explicit Session(std::unique_ptr<Engine>);
-  Session(std::unique_ptr<Engine>, const SequenceState&);
+  explicit Session(std::unique_ptr<Engine>, std::unique_ptr<Drafter>);
+  Session(std::unique_ptr<Engine>, std::unique_ptr<Drafter>, const SequenceState&);
 
   // Public calls, and the runs that make them up.
   Status begin(Call, std::span<const int32_t> tokens);
@@ -149,7 +163,8 @@ class Session {
   void commit(const Run&);
   void commit_chunk(const Run&);
   void commit_token();
-  void note_logits();
+  void commit_row();
+  void note_logits(uint32_t row = 0);
   void keep_states(bool ends_prompt);
   Run upkeep_run(bool then_evicts, bool ends_prompt);
   Run eviction_run(bool ends_prompt) const;
@@ -159,9 +174,20 @@ class Session {
 
   // The stream.
   Status set_tokens(std::span<const int32_t> tokens);
+  Status note_tokens(std::span<const int32_t> tokens);
   Status read_waiting(uint32_t rows, bool evicts, bool last);
   Status flush_waiting();
   Status append_token(int32_t token, bool generated);
+  void note_generated(int32_t token);
+  Run alone_run() const;
+
+  // Drafts.
+  Result<uint32_t> guess(std::span<int32_t> draft);
+  uint32_t most_drafted() const;
+  Status append_draft(std::span<const int32_t> tokens, double seconds);
+  Program& draft_program(uint32_t rows) const;
+  Result<bool> must_run_alone(const Run& draft);
+  Status leave_draft(bool wrong);
   Status score_by_steps(std::span<const int32_t> tokens, std::span<float> log_probs);
   Status score_by_slices(std::span<const int32_t> tokens, std::span<float> log_probs);
   Status append_slice(std::span<const int32_t> tokens);
@@ -205,6 +231,9 @@ class Session {
   SequenceState state_;
   Run run_;
   Unfinished unfinished_;
+  std::unique_ptr<Drafter> drafter_;  // null: nothing is drafted
+  Pace pace_;
+  Ahead ahead_;
   CostModel cost_;
   std::function<void(const Progress&)> progress_;
   // Tokens read and time when the running public call began, for its rate.

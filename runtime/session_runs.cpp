@@ -11,6 +11,7 @@ namespace thimble {
 
 Status Session::set_run(const Run& run) {
   THIMBLE_TRY(engine_->start(run.step, state_));
+  if (run.work != Work::kDraft) ahead_ = {};
   run_ = run;
   return {};
 }
@@ -25,6 +26,14 @@ Status Session::go_on() {
   while (run_.work != Work::kNone) {
     THIMBLE_TRY(finish_run());
     const Run done = std::exchange(run_, {});
+    if (done.work == Work::kDraft) {
+      THIMBLE_LET(alone, must_run_alone(done));
+      if (alone) {
+        engine_->set_tokens(std::span(ahead_.tokens).first(1));
+        THIMBLE_TRY(set_run(alone_run()));
+        continue;
+      }
+    }
     commit(done);
     if (done.waiting) report_progress();
     THIMBLE_TRY(follow(done));
@@ -33,13 +42,16 @@ Status Session::go_on() {
 }
 
 Status Session::finish_run() {
-  double& seconds = run_.work == Work::kDecode ? state_.decode_seconds : state_.prefill_seconds;
+  const bool generates =
+      run_.work == Work::kDecode || run_.work == Work::kDraft || run_.work == Work::kCatchUp;
   const double start = steady_seconds();
   const Status status = engine_->run([this] {
     // The tokens that may follow the one that runs.
     if (state_.constraint.active() && state_.sampler.options().temperature > 0) state_.constraint.allowed();
   });
-  seconds += steady_seconds() - start;
+  const double seconds = steady_seconds() - start;
+  run_.seconds += seconds;
+  (generates ? state_.decode_seconds : state_.prefill_seconds) += seconds;
   return status;
 }
 
@@ -63,6 +75,16 @@ void Session::commit(const Run& run) {
       break;
     case Work::kDecode:
       commit_token();
+      pace_.stepped(run.seconds);
+      break;
+    case Work::kDraft:
+      state_.decode += cost_.run(run.step.n_rows, mean_entries(), false, true);
+      ahead_.seconds += run.seconds;
+      commit_row();
+      break;
+    case Work::kCatchUp:
+      state_.state_slot = engine_->written_slot();
+      pace_.caught_up(run.seconds);
       break;
     case Work::kEvict:
       engine_->count_entries(state_);
@@ -116,10 +138,10 @@ void Session::keep_states(bool ends_prompt) {
   if (const uint32_t slots = engine_->dimensions().state_slots) state_.keep_states(ends_prompt, slots - 2);
 }
 
-// Notes that the first row of logits belongs to the next token.
-void Session::note_logits() {
+// Notes that this row of logits belongs to the next token.
+void Session::note_logits(uint32_t row) {
   state_.has_logits = 1;
-  state_.arg_max = engine_->arg_max(1)[0];
+  state_.arg_max = engine_->arg_max(row + 1)[row];
 }
 
 // ---- steps ----

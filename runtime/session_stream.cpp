@@ -32,6 +32,7 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
   call_start_ = steady_seconds();
   call_start_read_ = state_.read;
   THIMBLE_TRY(go_on());
+  if (call != Call::kStep && call != Call::kAccept) THIMBLE_TRY(leave_draft(false));
   if (same) return {};
   THIMBLE_TRY(check_room(tokens.size()));
   unfinished_.call = call;
@@ -43,6 +44,12 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
 // Gives a step its tokens, which are read for the first time.
 Status Session::set_tokens(std::span<const int32_t> tokens) {
   engine_->set_tokens(tokens);
+  return note_tokens(tokens);
+}
+
+// Notes the next tokens where tokens are kept.
+Status Session::note_tokens(std::span<const int32_t> tokens) {
+  if (drafter_) THIMBLE_TRY(drafter_->note(state_.read, tokens));
   if (engine_->dimensions().state_slots) {
     state_.recent.resize(state_.read - state_.last_eviction);  // without tokens of a step that failed
     state_.recent.insert(state_.recent.end(), tokens.begin(), tokens.end());
@@ -172,17 +179,37 @@ Status Session::accept(int32_t token) {
 // after an interrupt, the token still runs only once.
 Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // begin() finished it
+  if (ahead_.leads_on(token)) {
+    if (generated) note_generated(token);
+    THIMBLE_TRY(note_tokens({&token, 1}));
+    commit_row();
+    return {};
+  }
+  THIMBLE_TRY(leave_draft(true));
   if (state_.unscored && state_.unscored == unscored_rows(options())) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
   THIMBLE_TRY(set_tokens({&token, 1}));
+  std::array<int32_t, kLogitRowsAtOnce> tokens{token};
+  const double began = steady_seconds();
+  THIMBLE_LET(drafted, generated ? guess(std::span(tokens).subspan(1)) : 0u);
+  const bool upkeeps = drafted && state_.unscored && !engine_->programs().draft && !again_rows(options());
+  if (upkeeps) THIMBLE_TRY(upkeep());  // a chunk is scored at once
   unfinished_.started = true;
-  if (generated) {
-    state_.sampler.accept(token, state_.read);
-    state_.constraint.accept(token, state_.read);
-  }
+  if (generated) note_generated(token);
+  if (drafted) return append_draft(std::span(tokens).first(1 + drafted), steady_seconds() - began);
+  return start(alone_run());
+}
+
+void Session::note_generated(int32_t token) {
+  state_.sampler.accept(token, state_.read);
+  state_.constraint.accept(token, state_.read);
+}
+
+// A run of the one token that the step has.
+Session::Run Session::alone_run() const {
   Step step = new_rows(*engine_->programs().decode, 1);
   step.evicts = traits(options().retention).eviction == Eviction::kAfterEachToken;
-  return start({.work = Work::kDecode, .step = step});
+  return {.work = Work::kDecode, .step = step};
 }
 
 Status Session::score(std::span<const int32_t> tokens, std::span<float> log_probs) {
@@ -289,7 +316,7 @@ Status Session::target_log_probs(std::span<const int32_t> targets, float* log_pr
 
 Result<std::span<const float>> Session::logits() const {
   THIMBLE_TRY(check_logits());
-  return engine_->logits();
+  return engine_->logits(ahead_.counted ? ahead_.counted - 1 : 0);
 }
 
 Status Session::check_logits() const {

@@ -85,7 +85,7 @@ static const Row kOptions[] = {
     I(selection), I(select_k),     I(select_init), I(select_local),   F(select_theta),
     I(vote),      I(vote_scale),   I(vote_window), I(select_prefill), I(positions),
     I(context),   I(seed),         I(select_page), I(dense_layers),   I(watch),
-    I(rebuild),   I(rebuild_every)};
+    I(rebuild),   I(rebuild_every), I(draft),      I(draft_tokens)};
 #undef STRUCT
 
 #define STRUCT thimble_sampler_options

@@ -39,6 +39,8 @@ export interface SessionOptions {
   watch?: number;
   rebuild?: number;
   rebuildEvery?: number;
+  draft?: 'none' | 'lookup';
+  draftTokens?: number;
 }
 
 /** thimble_sampler_options; by default the most likely token is taken. */

@@ -519,6 +519,10 @@ THIMBLE_API const char* thimble_selection_name(int32_t selection);
 enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with retention, else layer */
 enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index in the list, or in the text */
 enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores: as published, or / sqrt(head_dim) */
+enum { /* drafts: where guesses of the next tokens come from */
+  THIMBLE_DRAFT_NONE = 0,
+  THIMBLE_DRAFT_LOOKUP = 1 /* from what followed the last tokens earlier in the text; helps if answers repeat the text */
+};
 
 /* How far a call has come. */
 typedef struct thimble_progress {
@@ -581,6 +585,10 @@ typedef struct thimble_session_options {
                                    do not */
   uint32_t rebuild;             /* ADORE: evicted tokens that a generated token reads again, at most 63; 0: none */
   uint32_t rebuild_every;       /* ADORE: generated tokens from one such reading to the next; 0: 1 */
+  int32_t draft;                /* THIMBLE_DRAFT_*: guess the next tokens and read them in one step; what is generated
+                                   has the same distribution. Not with a selection, TOVA, ADORE or watch */
+  uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
+                                   how many guesses are right */
   uint32_t reserved;
 } thimble_session_options;
 

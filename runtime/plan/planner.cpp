@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/size_text.h"
+#include "runtime/draft/lookup.h"
 #include "runtime/plan/dimensions.h"
 #include "runtime/plan/lay_out.h"
 #include "runtime/sampler/sampler.h"
@@ -189,11 +190,11 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const Dimensions& d = plan.dimensions;
   // The size of recorded programs, measured on the CPU: 27 to 38 KiB for each layer, 2.2 KiB more for every
   // further pass over the view, and up to 4 KiB more if the session watches.
-  const uint64_t program_bytes_per_layer =
-      (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
+  const uint64_t program_bytes_per_layer = (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) +
+                                           (o.watch ? 4 << 10 : 0) + (o.draft == Draft::kNone ? 0 : 10 << 10);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
          (d.most_waiting + d.most_recent + again_rows(o)) * sizeof(int32_t) +
-         d.state_slots * sizeof(Snapshot) +
+         d.state_slots * sizeof(Snapshot) + (o.draft == Draft::kLookup ? Lookup::planned_bytes() : 0) +
          (traits(o.retention).scored == Scored::kOnHost
               ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)
               : 0) +

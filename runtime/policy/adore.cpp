@@ -58,6 +58,8 @@ class Adore : public RetentionPolicy, public HostControl {
 
   HostControl* host() override { return this; }
 
+  bool takes_drafts() const override { return false; }
+
   void place(const Setting& s, Arena& pool, Arena&) override {
     const uint64_t word = 4, heads = s.model.shape.kv_heads;
     controller_ = &s.options.retainer->controller;

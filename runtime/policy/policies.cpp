@@ -64,7 +64,16 @@ Status Policies::check(const SessionOptions& o) const {
         "%s knows nothing of the tokens that it dropped, so none can be rebuilt; choose the retention "
         "adore, or leave out rebuild",
         policy_name(o.retention));
-  return {};
+  if (o.draft == Draft::kNone) return {};
+  const char* refuses = nullptr;
+  if (!retention->takes_drafts()) refuses = policy_name(o.retention);
+  if (selection->selects(o)) refuses = policy_name(o.selection);
+  if (o.watch) refuses = "watch";
+  if (!refuses) return {};
+  return error(Code::kInvalidArgument,
+               "drafted tokens are read in one step, and %s needs a step of its own for every generated "
+               "token; leave out one of them",
+               refuses);
 }
 
 uint32_t unscored_rows(const SessionOptions& o) {

@@ -35,8 +35,8 @@ struct LayerStep {
   const Weights& weights;
   const Layout& at;
   uint32_t layer;
-  // Whether the step's rows are in the chunk buffer. Otherwise the step has one row, already appended to the
-  // pool.
+  // Whether the step's rows are in the chunk buffer. Otherwise they are generated tokens, one or a draft,
+  // already appended to the pool.
   bool chunk;
 
   const LayerPool& pool() const { return at.layers[layer]; }
@@ -135,6 +135,9 @@ class RetentionPolicy {
   // reading it finds their rows where record() finds the rows of a chunk.
   virtual void record_upkeep(const LayerStep&) const {}
   virtual void fill(const SessionOptions&, StepParams&) const {}
+  // Whether a step may read rows that are not counted afterwards. A policy that stores what belongs to the
+  // last row may not.
+  virtual bool takes_drafts() const { return true; }
   // The policy's second interface, if its scores are computed on the host.
   virtual HostControl* host() { return nullptr; }
   // The cost of scoring in all layers: bytes for a step, operations for one row.

@@ -19,6 +19,7 @@ enum class RetainScope : uint32_t { kPerHead, kLayer };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
+enum class Draft : int32_t { kNone, kLookup };
 
 // A value that has a name: its number in the C interface and here, its name in errors and in session files.
 struct OptionChoice {
@@ -44,13 +45,15 @@ inline constexpr OptionChoice kVoteScopeChoices[] = {
     {0, "AUTO", "auto"}, {1, "LAYER", "layer"}, {2, "GROUP", "group"}};
 inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "SQRT", "sqrt"}};
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
+inline constexpr OptionChoice kDraftChoices[] = {{0, "NONE", "none"}, {1, "LOOKUP", "lookup"}};
 inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
 inline constexpr OptionChoice kYesNoOrDefault[] = {
     {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
 
 inline constexpr OptionValues kAnyNumber = {};
-inline constexpr OptionValues kCount = {.most = 1u << 28};  // so low that no index or byte count overflows
-inline constexpr OptionValues kCosine = {};                 // a float, at least -1
+inline constexpr OptionValues kCount = {.most = 1u << 28};    // so low that no index or byte count overflows
+inline constexpr uint32_t kMostDrafted = kMostLogitRows - 1;  // a step also reads the token before a draft
+inline constexpr OptionValues kCosine = {};                   // a float, at least -1
 
 // Whether a session is restored only if it has the saved session's value. kOnHost: only if its retention
 // scores on the host; other files lack the option, because they are older than it.
@@ -84,7 +87,9 @@ enum class Saved { kNo, kYes, kOnHost };
   X(uint32_t,    seed,           0,                     kAnyNumber,             Saved::kYes)    \
   X(uint32_t,    rebuild,        0,                     kAnyNumber,             Saved::kOnHost) \
   X(uint32_t,    rebuild_every,  0,                     kAnyNumber,             Saved::kOnHost) \
-  X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)
+  X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)     \
+  X(Draft,       draft,          Draft::kNone,          {kDraftChoices},        Saved::kNo)     \
+  X(uint32_t,    draft_tokens,   0,                     {.most = kMostDrafted}, Saved::kNo)
 // clang-format on
 
 struct SessionOptions {

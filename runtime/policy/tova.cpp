@@ -41,6 +41,8 @@ class Tova : public RetentionPolicy {
 
   void record_eviction(const LayerStep& l) const override { record_query_score(l, queries_[l.layer], sums_); }
 
+  bool takes_drafts() const override { return false; }
+
   void carry(const Held&, std::vector<View>& views) const override {
     for (const View& query : queries_)
       if (query) views.push_back(query);

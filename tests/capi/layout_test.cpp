@@ -10,7 +10,7 @@
 // These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 152);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 160);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -130,7 +130,9 @@ OFFSET(thimble_session_options, dense_layers, 132);
 OFFSET(thimble_session_options, watch, 136);
 OFFSET(thimble_session_options, rebuild, 140);
 OFFSET(thimble_session_options, rebuild_every, 144);
-OFFSET(thimble_session_options, reserved, 148);
+OFFSET(thimble_session_options, draft, 148);
+OFFSET(thimble_session_options, draft_tokens, 152);
+OFFSET(thimble_session_options, reserved, 156);
 
 static_assert(sizeof(thimble_memory) == 152);
 OFFSET(thimble_memory, struct_size, 0);

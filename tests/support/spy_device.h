@@ -30,6 +30,7 @@ class SpyDevice : public Device {
       false;  // pretends to have its own memory, in allocations of 4096 bytes, so that weights are copied
   uint64_t max_allocation = UINT64_MAX;  // pretends that buffers are limited to this size
   uint64_t free_bytes = UINT64_MAX;      // pretends that this much memory is free
+  uint32_t pool_rows = UINT32_MAX;       // pretends that no more rows attend to the pool itself
   std::string lacks;                     // pretends not to have this op
 
   uint64_t submits = 0;
@@ -57,6 +58,7 @@ class SpyDevice : public Device {
       info.max_allocation = max_allocation;
     }
     info.free_bytes = std::min(info.free_bytes, free_bytes);
+    info.pool_rows = std::min(info.pool_rows, pool_rows);
     return info;
   }
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {

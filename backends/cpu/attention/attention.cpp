@@ -128,24 +128,25 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
 }
 
-// The only row attends to list entries [first, end) of one KV head. The results (peak, sum, out) stay in t.
-static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, const EntryList& list,
-                        uint32_t first, uint32_t end, const float* low, const TileScratch& t) {
+// A row attends to list entries [first, end) of one KV head. The results (peak, sum, out) stay in t.
+static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, uint32_t head,
+                        const EntryList& list, uint32_t first, uint32_t end, const float* low,
+                        const TileScratch& t) {
   const AttentionParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
   const uint32_t width = padded_width(p.head_dim);
   const bool by_list = p.rope.mode == kRopeList;
   for (uint32_t h = 0; h < p.group; ++h)
-    write_scaled(data<float>(o.q) + (head * p.group + h) * p.head_dim, p.scale * kLog2E, p.head_dim,
-                 t.q + h * width);
+    write_scaled(data<float>(o.q) + uint64_t(row) * p.row_stride + (head * p.group + h) * p.head_dim,
+                 p.scale * kLog2E, p.head_dim, t.q + h * width);
   // Under kRopeList, a tile's keys rotate by their index in the tile, and the query rotates by the remaining
   // difference. The model's attention factor applies to both sides, but the low half of the table does not
   // contain it.
   // Queries with weights rotate to their position first, and then back by that of the tile.
   const bool weighted = rope.query_weight;
   if (weighted || !by_list) {
-    rope.angles(by_list ? list.count - 1 : static_cast<uint32_t>(ctx.step.position), t.angles);
+    rope.angles(by_list ? list.count - 1 : static_cast<uint32_t>(ctx.step.position) + row, t.angles);
     for (uint32_t h = 0; h < p.group; ++h) rope.rotate_query(t.q + h * width, t.angles, p.head_dim);
     std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
   }
@@ -191,16 +192,18 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
 
 // Decoding: workers attend to parts of the lists in parallel; the parts are then combined in order. Parts of
 // all heads have the same length. A head has as many parts as its entries require, and a worker takes parts
-// of any head.
-static void attend_pool(const Context& ctx, const Attention& o) {
+// of any head. The bits of a row's result do not depend on the other rows.
+static void attend_pool(const Context& ctx, const Attention& o, uint32_t row) {
   const AttentionParams& p = o.p;
   const uint32_t width = padded_width(p.head_dim);
   ScratchLayout layout(ctx.scratch.data());
   const PartScratch parts(layout, p.heads, p.group, p.head_dim);
   std::byte* const tiles = ctx.scratch.data() + layout.used();
   if (p.rope.mode == kRopeList) transpose_low_half(o.rope, p.rope, parts.low);
-  const auto list_of = [&](uint32_t head) {
-    return entry_list(ctx, o.list, p.first_head + head, p.list_capacity, p.head_state);
+  const auto list_of = [&](uint32_t head) {  // the row does not see the rows after it
+    EntryList list = entry_list(ctx, o.list, p.first_head + head, p.list_capacity, p.head_state);
+    list.count -= ctx.step.n_rows - 1 - row;
+    return list;
   };
   const auto first_of = [&](const EntryList& list) { return first_visible(list.count, p.window); };
   uint32_t longest = 0;
@@ -219,7 +222,8 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     const uint32_t first = first_of(list) + number * part;
     if (first >= list.count) return;
     const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
-    attend_pool(ctx, o, p.first_head + head, list, first, std::min(list.count, first + part), parts.low, t);
+    attend_pool(ctx, o, row, p.first_head + head, list, first, std::min(list.count, first + part), parts.low,
+                t);
     const uint64_t at_part = uint64_t(head * kMaxParts + number) * p.group;
     std::memcpy(parts.peak + at_part, t.peak, p.group * sizeof(float));
     std::memcpy(parts.sum + at_part, t.sum, p.group * sizeof(float));
@@ -239,7 +243,7 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     for (uint32_t i = 0; i < n; ++i) all.peak = std::max(all.peak, part_of(i).peak);
     if (o.sinks) all = merged(all, sink, std::exp2(gap(all, sink)));
     for (uint32_t i = 0; i < n; ++i) all = merged(all, part_of(i), std::exp2(gap(all, part_of(i))));
-    float* y = data<float>(o.y) + (p.first_head * p.group + query) * p.head_dim;
+    float* y = data<float>(o.y) + uint64_t(row) * p.y_stride + (p.first_head * p.group + query) * p.head_dim;
     std::fill_n(y, p.head_dim, 0.0f);
     for (uint32_t i = 0; i < n; ++i) {
       const float weight = std::exp2(gap(all, part_of(i))) / all.sum;
@@ -251,7 +255,10 @@ static void attend_pool(const Context& ctx, const Attention& o) {
 
 void attention(const Context& ctx, const Attention& o) {
   const AttentionParams& p = o.p;
-  if (p.source == kFromPool) return attend_pool(ctx, o);
+  if (p.source == kFromPool) {
+    for (uint32_t row = 0; row < ctx.step.n_rows; ++row) attend_pool(ctx, o, row);
+    return;
+  }
   const uint32_t rows = attention_rows(p.group);
   const uint32_t blocks = static_cast<uint32_t>(ceil_div(ctx.step.n_rows, rows));
   for_share(ctx, p.heads * blocks, [&](uint32_t item, uint32_t worker) {

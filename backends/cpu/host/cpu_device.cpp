@@ -323,7 +323,8 @@ DeviceInfo cpu_device_info() {
           .free_bytes = memory.free_bytes,
           .max_binding = std::numeric_limits<uint64_t>::max(),
           .alignment = 64,
-          .view_element_bytes = 4};
+          .view_element_bytes = 4,
+          .pool_rows = kMostLogitRows};
 }
 
 Result<std::shared_ptr<Device>> open_cpu_device(uint32_t threads, double part_seconds) {

@@ -33,6 +33,8 @@ public final class Options {
   public int watch;
   public int rebuild;
   public int rebuildEvery;
+  public int draft;
+  public int draftTokens;
 
   public Options() {
     Native.optionsInit(this);

@@ -53,6 +53,9 @@ public final class Thimble {
   public static final int SCALE_NONE = 0;
   public static final int SCALE_SQRT = 1;
 
+  public static final int DRAFT_NONE = 0;
+  public static final int DRAFT_LOOKUP = 1;
+
   private Thimble() {}
 
   /** The version of the library that runs, "0.1.0". */

@@ -174,11 +174,14 @@ class Options:
     watch: Optional[int] = None
     rebuild: Optional[int] = None
     rebuild_every: Optional[int] = None
+    draft: Optional[str] = None  # "none", "lookup"
+    draft_tokens: Optional[int] = None
 
 
 # Options that are words here and numbers in C, with the prefix of the constants.
 _WORDS = {"retention": "THIMBLE_RETENTION_", "selection": "THIMBLE_SELECTION_", "retain_scope": "THIMBLE_RETAIN_",
-          "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_"}
+          "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_",
+          "draft": "THIMBLE_DRAFT_"}
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ CONSTANTS = {
     "THIMBLE_VOTE_AUTO": 0, "THIMBLE_VOTE_LAYER": 1, "THIMBLE_VOTE_GROUP": 2,
     "THIMBLE_POSITIONS_LIST": 0, "THIMBLE_POSITIONS_ORIGINAL": 1,
     "THIMBLE_SCALE_NONE": 0, "THIMBLE_SCALE_SQRT": 1,
+    "THIMBLE_DRAFT_NONE": 0, "THIMBLE_DRAFT_LOOKUP": 1,
 }
 
 LogFn = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
@@ -73,7 +74,7 @@ class thimble_session_options(ctypes.Structure):
                 ("vote_window", c_uint32), ("select_prefill", c_uint32), ("positions", c_int32), ("context", c_uint32),
                 ("seed", c_uint32), ("progress", c_void_p), ("progress_user", c_void_p), ("select_page", c_uint32),
                 ("dense_layers", c_uint32), ("watch", c_uint32), ("rebuild", c_uint32),
-                ("rebuild_every", c_uint32), ("reserved", c_uint32)]
+                ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("reserved", c_uint32)]
 
 
 class thimble_memory(ctypes.Structure):

@@ -93,7 +93,7 @@ structs! {
         selection: i32, select_k: u32, select_init: u32, select_local: u32, select_theta: f32, vote: i32, vote_scale: i32,
         vote_window: u32, select_prefill: u32, positions: i32, context: u32, seed: u32, progress: *const c_void,
         progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
-        rebuild_every: u32, reserved: u32,
+        rebuild_every: u32, draft: i32, draft_tokens: u32, reserved: u32,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
@@ -156,6 +156,8 @@ constants! {
     THIMBLE_POSITIONS_ORIGINAL: i32 = 1;
     THIMBLE_SCALE_NONE: i32 = 0;
     THIMBLE_SCALE_SQRT: i32 = 1;
+    THIMBLE_DRAFT_NONE: i32 = 0;
+    THIMBLE_DRAFT_LOOKUP: i32 = 1;
 }
 
 functions! {

@@ -32,6 +32,8 @@ choices! {
     }
     Vote { Auto = THIMBLE_VOTE_AUTO, Layer = THIMBLE_VOTE_LAYER, Group = THIMBLE_VOTE_GROUP }
     VoteScale { None = THIMBLE_SCALE_NONE, Sqrt = THIMBLE_SCALE_SQRT }
+    /// Where guesses of the next tokens come from.
+    Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP }
     Positions { List = THIMBLE_POSITIONS_LIST, Original = THIMBLE_POSITIONS_ORIGINAL }
 }
 
@@ -73,7 +75,7 @@ impl Options {
         stabilizers: u32, local: u32, protect_init: u32, max_new: u32, selection: Selection, select_k: u32, select_init: u32,
         select_local: u32, select_theta: f32, vote: Vote, vote_scale: VoteScale, vote_window: u32, select_prefill: u32,
         positions: Positions, context: u32, seed: u32, select_page: u32, dense_layers: u32, watch: u32,
-        rebuild: u32, rebuild_every: u32,
+        rebuild: u32, rebuild_every: u32, draft: Draft, draft_tokens: u32,
     }
 
     /// "auto", "cpu", "cuda:0", "vulkan:0". Text after a NUL character is ignored.

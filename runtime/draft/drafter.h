@@ -1,0 +1,29 @@
+// A drafter guesses the next tokens of a stream. A session reads a guess in one step with the token before it
+// and keeps the tokens that it would have generated anyway, so a wrong guess costs only time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+
+namespace thimble {
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  // Gets tokens of the stream in the order in which they are read. A call makes void what earlier calls said
+  // of its first position and later ones.
+  virtual Status note(uint64_t position, std::span<const int32_t> tokens) = 0;
+  // Guesses at most draft.size() tokens after those that were noted. Returns their number.
+  virtual Result<uint32_t> guess(std::span<int32_t> draft) = 0;
+  // Forgets every token.
+  virtual Status reset() = 0;
+  // A drafter for a copy of the stream.
+  virtual Result<std::unique_ptr<Drafter>> clone() const = 0;
+  // The bytes that it allocated.
+  virtual uint64_t bytes() const = 0;
+};
+
+}  // namespace thimble

@@ -1,0 +1,56 @@
+#include "runtime/draft/pace.h"
+
+#include <algorithm>
+
+namespace thimble {
+namespace {
+
+constexpr uint32_t kTried = 4;  // tokens of a draft that is only tried
+
+// Moves an average an eighth of the way to a value. The first value replaces it.
+void average(double& mean, double value, bool first) { mean += (value - mean) / (first ? 1 : 8); }
+
+}  // namespace
+
+void Pace::stepped(double seconds) {
+  // The first step may read weights that no step has read before.
+  average(plain_, seconds, plain_steps_ < 2);
+  ++plain_steps_;
+}
+
+uint32_t Pace::choose(uint32_t most) {
+  most = std::min(most, kMostDrafted);
+  if (plain_steps_ < 2) return 0;
+  if (!drafts_) return std::min(most, kTried);
+  uint32_t best = 0;
+  double expected = 1, all_right = 1, fastest = 1 / plain_;  // tokens; probability; tokens per second
+  for (uint32_t i = 0; i < most; ++i) {
+    all_right *= right_[i];
+    expected += all_right;
+    const double rate = expected / (plain_ + (i + 1) * more_ + again_);
+    if (rate > fastest) fastest = rate, best = i + 1;
+  }
+  tries_ = !best && ++declined_ >= patience_;
+  if (!tries_) return best;
+  declined_ = 0;
+  return std::min(most, kTried);
+}
+
+void Pace::drafted(uint32_t tokens, uint32_t right, bool wrong, double seconds) {
+  average(more_, std::max(0.0, seconds - plain_) / tokens, !drafts_);
+  average(again_, 0, false);  // caught_up() makes it an average of its seconds
+  ++drafts_;
+  for (uint32_t i = 0; i < right; ++i) average(right_[i], 1, false);
+  if (wrong) average(right_[right], 0, false);
+  if ((1 + right) * plain_ <= seconds) {
+    patience_ = std::min(2 * patience_, kMostPatience);
+    return;
+  }
+  patience_ = kLeastPatience;
+  if (tries_)  // the text may repeat from here on
+    for (uint32_t i = 0; i < right; ++i) right_[i] = std::max(right_[i], kHoped);
+}
+
+void Pace::caught_up(double seconds) { average(again_, again_ + seconds, false); }
+
+}  // namespace thimble
