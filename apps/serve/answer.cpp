@@ -123,6 +123,11 @@ std::string call_id(const Identity& who, size_t index) {
   return id.substr(id.size() - kAnswer) + kDigits[index / 36 % 36] + kDigits[index % 36];
 }
 
+bool opens_thought(std::string_view token) {
+  return std::any_of(std::begin(kThoughts), std::end(kThoughts),
+                     [&](const ThoughtMarks& marks) { return token == marks.open; });
+}
+
 bool is_mark(std::string_view token) {
   const auto is = [&](std::string_view mark) { return token == mark; };
   return is_call_mark(token) || is("<|channel>") ||
@@ -157,6 +162,14 @@ std::vector<Part> AnswerFilter::finish() {
   if (state_ == State::kMessage) message(true);  // a call without arguments may have no text
   if (!beside_ && !space_.empty()) parts_.push_back({Part::Kind::kText, std::exchange(space_, {}), "", ""});
   return std::exchange(parts_, {});
+}
+
+AnswerFilter::Place AnswerFilter::place() const {
+  if (thinks() || state_ == State::kHeader) return Place::kBefore;
+  const bool blank = stripped(held_).empty();
+  if (blank && (state_ == State::kStart || (state_ == State::kMessage && recipient_.empty() && !spoke_)))
+    return Place::kStart;
+  return blank && state_ == State::kCall && takes_json(*open_.format) ? Place::kCall : Place::kInside;
 }
 
 bool AnswerFilter::step(bool last) {

@@ -22,6 +22,8 @@ void go_on_with_last(Task& task);
 // The id of an answer's call: nine letters and digits, because Mistral's templates accept nothing else.
 std::string call_id(const Identity& who, size_t index);
 
+// Whether a token is a mark that opens a thought.
+bool opens_thought(std::string_view token);
 // Whether AnswerFilter must see a control token, although control tokens have no text.
 bool is_mark(std::string_view token);
 
@@ -50,6 +52,14 @@ class AnswerFilter {
   AnswerFilter(const Opening& opening, const Json& tools);
   std::vector<Part> push(std::string_view text);
   std::vector<Part> finish();
+  // Where the text stands that comes now.
+  enum class Place {
+    kBefore,  // the answer has not begun; a thought or a header may come first
+    kStart,   // at the beginning of the answer, or after white space
+    kCall,    // after a mark that opens calls, which may be in JSON
+    kInside   // inside the answer
+  };
+  Place place() const;
   // Whether the text that comes now belongs to a thought.
   bool thinks() const { return state_ == State::kThought || (state_ == State::kMessage && analysis_); }
 

@@ -3,6 +3,7 @@
 
 #include "apps/serve/answer.h"
 #include "apps/serve/json.h"
+#include "apps/serve/openai_fields.h"
 
 namespace app::serve {
 
@@ -15,14 +16,14 @@ const std::string& needed_text(const Json& object, const char* name) {
 }
 
 constexpr const char* kMessageRead[] = {
-    "model",         "messages",          "max_tokens", "system", "temperature", "top_p",
-    "top_k",         "stop_sequences",    "stream",     "tools",  "tool_choice", "thinking",
-    "output_config", "context_management"};
+    "model",       "messages", "max_tokens",     "system",        "temperature",
+    "top_p",       "top_k",    "stop_sequences", "stream",        "tools",
+    "tool_choice", "thinking", "output_config",  "output_format", "context_management"};
 constexpr const char* kMessageHarmless[] = {"metadata",    "service_tier", "inference_geo",  "cache_control",
                                             "diagnostics", "speed",        "user_profile_id"};
 constexpr const char* kConfigRead[] = {"effort", "format"};
 constexpr const char* kThinkingRead[] = {"type", "budget_tokens", "display"};
-constexpr const char* kChoiceRead[] = {"type", "disable_parallel_tool_use"};
+constexpr const char* kChoiceRead[] = {"type", "name", "disable_parallel_tool_use"};
 
 // Adds a block to a message. Texts and thoughts are appended to those of the message, a call to its calls.
 // The result of a tool becomes a new message.
@@ -86,23 +87,30 @@ Json function_tool(const Json& tool) {
     function["description"] = *description;
   const Json* schema = object_field(tool, "input_schema");
   function["parameters"] = schema ? *schema : Json::object();
+  if (const auto strict = bool_field(tool, "strict")) function["strict"] = *strict;
   return {{"type", "function"}, {"function", function}};
 }
 
 void read_message_tools(const Json& body, Task& task) {
   const Json* choice = object_field(body, "tool_choice");
   const std::string kind = choice ? needed_text(*choice, "type") : "auto";
-  if (kind != "auto" && kind != "none")
-    throw Refusal(
-        400, "\"tool_choice\" must be of type \"auto\" or \"none\"; nothing can make the model call a tool");
+  if (kind != "auto" && kind != "none" && kind != "any" && kind != "tool")
+    throw Refusal(400, "\"tool_choice\" must be of type \"auto\", \"none\", \"any\" or \"tool\"");
+  task.must_call = kind == "any" || kind == "tool";
+  if (kind == "tool")
+    task.only_tool = needed_text(*choice, "name");
+  else if (choice && find_field(*choice, "name"))
+    throw Refusal(400, "\"tool_choice\" has a \"name\" only if its type is \"tool\"");
   if (choice) {
     refuse_unknown(*choice, {kChoiceRead});
     task.one_call = bool_field(*choice, "disable_parallel_tool_use").value_or(false);
   }
   const Json* tools = array_field(body, "tools");
-  if (!tools || tools->empty() || kind == "none") return;
-  task.tools = Json::array();
-  for (const Json& tool : *tools) task.tools.push_back(function_tool(tool));
+  if (tools && !tools->empty() && kind != "none") {
+    task.tools = Json::array();
+    for (const Json& tool : *tools) task.tools.push_back(function_tool(tool));
+  }
+  check_must_call(task);
 }
 
 // The variables that tell chat templates how much the model is to think.
@@ -118,10 +126,22 @@ Json message_variables(const Json& body) {
   }
   if (const Json* config = object_field(body, "output_config")) {
     refuse_unknown(*config, {kConfigRead});
-    refuse_unless_neutral(*config, "format", nullptr);
     if (const std::string* effort = text_field(*config, "effort")) variables["reasoning_effort"] = *effort;
   }
   return variables.empty() ? Json() : variables;
+}
+
+// The format of the answer, of which there are two places: the older one is "output_format".
+Form message_form(const Json& body) {
+  const Json* config = object_field(body, "output_config");
+  const Json* format = config ? object_field(*config, "format") : nullptr;
+  if (!format) format = object_field(body, "output_format");
+  if (!format) return {};
+  const std::string* type = text_field(*format, "type");
+  const Json* schema = find_field(*format, "schema");
+  if (!type || *type != "json_schema" || !schema)
+    throw Refusal(400, "the format of an answer must be of type \"json_schema\" with a \"schema\"");
+  return schema_form(*schema, "schema");
 }
 
 // The only supported edit is to clear thoughts of earlier turns, which the chat template may drop anyway.
@@ -274,6 +294,7 @@ Asked read_message_to_count(const Json& body) {
   if (task.messages.back()["role"] == "assistant") go_on_with_last(task);
   read_message_tools(body, task);
   task.variables = message_variables(body);
+  task.form = message_form(body);
   check_context_management(body);
   return asked;
 }

@@ -15,14 +15,15 @@ namespace {
 constexpr int64_t kMostTop = 20;
 
 // Fields that are read, besides those of sampling. All others are refused.
-constexpr const char* kRead[] = {"model", "n", "max_tokens", "logprobs", "stream", "stream_options"};
+constexpr const char* kRead[] = {
+    "model",           "n",           "max_tokens",  "logprobs", "stream", "stream_options",
+    "response_format", "guided_json", "json_schema", "grammar"};
 constexpr const char* kChatRead[] = {"messages",
                                      "tools",
                                      "tool_choice",
                                      "parallel_tool_calls",
                                      "max_completion_tokens",
                                      "top_logprobs",
-                                     "response_format",
                                      "watch",
                                      "reasoning_effort",
                                      "enable_thinking",
@@ -120,14 +121,72 @@ void read_streaming(const Json& body, Asked& asked) {
   asked.stream_usage = bool_field(*options, "include_usage").value_or(false);
 }
 
-void read_tools(const Json& body, const Json& tools, Task& task) {
-  const Json* choice = find_field(body, "tool_choice");
-  const bool none = choice && *choice == "none";
-  if (choice && !none && *choice != "auto")
-    throw Refusal(400,
-                  "\"tool_choice\" must be \"auto\" or \"none\"; nothing can make the model call a tool");
+namespace {
+
+// The name in {"type": "function", "function": {"name": NAME}}, or without the inner object, as responses
+// have it.
+const std::string* chosen_name(const Json& choice) {
+  const Json* function = choice.is_object() ? object_field(choice, "function") : nullptr;
+  return choice.is_object() ? text_field(function ? *function : choice, "name") : nullptr;
+}
+
+// Leaves only the tools that are allowed.
+void allow_tools(const Json& allowed, Json& tools) {
+  Json left = Json::array();
+  for (const Json& tool : tools)
+    for (const Json& one : allowed)
+      if (const std::string* name = chosen_name(one); name && tool["function"]["name"] == *name)
+        left.push_back(tool);
+  tools = std::move(left);
+}
+
+}  // namespace
+
+void check_must_call(const Task& task) {
+  if (!task.must_call) return;
+  if (task.tools.empty()) throw Refusal(400, "a tool must be called, but there are no \"tools\"");
+  const auto is_it = [&](const Json& tool) { return tool["function"]["name"] == task.only_tool; };
+  if (!task.only_tool.empty() && std::none_of(task.tools.begin(), task.tools.end(), is_it))
+    throw Refusal(400, "\"tool_choice\" names a tool that is not in \"tools\"");
+}
+
+void read_tools(const Json& body, Json tools, Task& task) {
   task.one_call = !bool_field(body, "parallel_tool_calls").value_or(true);
-  if (!none && !tools.empty()) task.tools = tools;
+  const Json* choice = find_field(body, "tool_choice");
+  bool none = false;
+  if (choice && choice->is_object() && choice->value("type", Json()) == "allowed_tools") {
+    const Json* inner = object_field(*choice, "allowed_tools");  // which responses leave out
+    const Json& allowed = inner ? *inner : *choice;
+    const Json* names = array_field(allowed, "tools");
+    const std::string* mode = text_field(allowed, "mode");
+    if (!names || !mode || (*mode != "auto" && *mode != "required"))
+      throw Refusal(400, "\"allowed_tools\" must have \"tools\" and a \"mode\", \"auto\" or \"required\"");
+    allow_tools(*names, tools);
+    task.must_call = *mode == "required";
+  } else if (choice) {
+    const std::string* name = chosen_name(*choice);
+    none = *choice == "none";
+    task.must_call = name || *choice == "required";
+    if (name) task.only_tool = *name;
+    if (!none && !task.must_call && *choice != "auto")
+      throw Refusal(400, "\"tool_choice\" must be \"auto\", \"none\", \"required\", or the function to call");
+  }
+  if (!none && !tools.empty()) task.tools = std::move(tools);
+  check_must_call(task);
+}
+
+Form format_form(const Json& format, const Json& holder) {
+  const std::string* type = text_field(format, "type");
+  const Json* schema = find_field(holder, "schema");
+  if (type && *type == "text") return {};
+  if (type && *type == "json_object")  // some servers take a schema here, too
+    return schema ? schema_form(*schema, "schema") : Form{Form::Kind::kSchema, R"({"type":"object"})"};
+  if (!type || *type != "json_schema" || !schema)
+    throw Refusal(
+        400,
+        "the format of an answer must be of type \"text\", \"json_object\", or \"json_schema\" with a "
+        "\"schema\"");
+  return schema_form(*schema, "schema");
 }
 
 namespace {
@@ -157,6 +216,23 @@ Json template_message(const Json& message) {
     }
   }
   return out;
+}
+
+// Reads what the answer must be. Other servers have names of their own for it.
+void read_form(const Json& body, Task& task) {
+  size_t given = 0;
+  const auto take = [&](Form form) {
+    if (form.kind == Form::Kind::kAny) return;
+    task.form = std::move(form);
+    if (++given > 1) throw Refusal(400, "an answer can have only one format, schema or grammar");
+  };
+  if (const Json* format = object_field(body, "response_format")) {
+    const Json* holder = object_field(*format, "json_schema");
+    take(format_form(*format, holder ? *holder : *format));
+  }
+  for (const char* name : {"guided_json", "json_schema"})
+    if (const Json* schema = find_field(body, name)) take(schema_form(*schema, name));
+  if (const std::string* grammar = text_field(body, "grammar")) take({Form::Kind::kGbnf, *grammar});
 }
 
 // The tools of a chat completion; null if there are none.
@@ -480,7 +556,7 @@ Asked read_chat_completion(const Json& body) {
   if (task.top_logprobs && !task.logprobs) throw Refusal(400, "\"top_logprobs\" needs \"logprobs\": true");
   task.watch = bool_field(body, "watch").value_or(false);
   task.variables = template_variables(body, text_field(body, "reasoning_effort"));
-  refuse_unless_neutral(body, "response_format", {{"type", "text"}});
+  read_form(body, task);
   refuse_unless_neutral(body, "modalities", Json::array({"text"}));
   refuse_unless_neutral(body, "verbosity", "medium");
   const bool goes_on = bool_field(body, "continue_final_message").value_or(false);
@@ -505,6 +581,7 @@ Asked read_completion(const Json& body) {
   const auto top = integer_field(body, "logprobs", 0, kMostTop);
   task.logprobs = top.has_value();
   task.top_logprobs = static_cast<uint32_t>(top.value_or(0));
+  read_form(body, task);
   refuse_unless_neutral(body, "echo", false);
   task.answers = static_cast<uint32_t>(integer_field(body, "n", 1, kMostAnswers).value_or(1));
   refuse_unless_neutral(body, "best_of", task.answers);

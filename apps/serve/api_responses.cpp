@@ -377,7 +377,7 @@ Asked read_response(const Json& body) {
   task.variables = template_variables(body, reasoning ? text_field(*reasoning, "effort") : nullptr);
   if (const Json* text = object_field(body, "text")) {
     refuse_unknown(*text, {kTextFormatRead});
-    refuse_unless_neutral(*text, "format", {{"type", "text"}});
+    if (const Json* format = object_field(*text, "format")) task.form = format_form(*format, *format);
     refuse_unless_neutral(*text, "verbosity", "medium");
   }
   read_streaming(body, asked);

@@ -696,6 +696,80 @@ std::string ToolTypes::json(std::string_view tool, std::string_view parameter,
   return types == 0 || (types & type) != 0 || (types & kText) == 0 ? value : json_text(written);
 }
 
+namespace {
+
+// Makes the references in a schema, "#/a/b", those of a schema that has it as its part.
+void move_references(Json& schema, const std::string& to) {
+  if (!schema.is_structured()) return;
+  for (auto& [name, part] : schema.items()) {
+    if (name == "$ref" && part.is_string() && part.get_ref<const std::string&>().starts_with('#'))
+      part = to + part.get_ref<const std::string&>().substr(1);
+    else
+      move_references(part, to);
+  }
+}
+
+}  // namespace
+
+bool is_strict(const Json& tool) { return tool["function"].value("strict", Json()) == true; }
+
+Json arguments_schema(const Json& tool) {
+  const Json* schema = find_field(tool["function"], "parameters");
+  if (schema && schema->is_object() && !schema->empty()) return *schema;
+  return {{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
+}
+
+Json call_schema(const Json& tools, std::string_view only, bool all) {
+  Json calls = Json::array();
+  for (const Json& tool : tools) {
+    const Json& name = tool["function"]["name"];
+    if (!only.empty() && name != only) continue;
+    const bool checked = all || is_strict(tool);
+    calls.push_back({{"type", "object"},
+                     {"properties", {{"name", {{"const", name}}}, {"arguments", {{"type", "object"}}}}},
+                     {"required", {"name", "arguments"}},
+                     {"additionalProperties", false}});
+    if (checked) calls.back()["properties"]["arguments"] = arguments_schema(tool);
+  }
+  const bool one = calls.size() == 1;
+  for (size_t i = 0; i < calls.size(); ++i)
+    move_references(calls[i]["properties"]["arguments"],
+                    "#" + (one ? "" : "/anyOf/" + std::to_string(i)) + "/properties/arguments");
+  return one ? calls[0] : Json{{"anyOf", calls}};
+}
+
+std::string call_mark(std::string_view prompt) {
+  constexpr std::string_view kMark = "<tool_call>";
+  for (size_t at = prompt.find(kMark); at != npos; at = prompt.find(kMark, at + 1))
+    if (stripped(prompt.substr(at + kMark.size())).starts_with("{\"name\"")) return std::string(kMark) + "\n";
+  return "";
+}
+
+void describe_tools(const Json& tools, Json& messages) {
+  std::string text = "You may call these functions:\n";
+  for (const Json& tool : tools) text += write_json(tool["function"]) + "\n";
+  text +=
+      "\nTo call a function, answer with nothing but a JSON object:\n"
+      "{\"name\": NAME, \"arguments\": {...}}";
+  std::string& system = messages.front()["content"].get_ref<std::string&>();
+  system += (system.empty() ? "" : "\n\n") + text;
+}
+
+Json with_calls_as_text(const Json& messages) {
+  Json out = messages;
+  for (Json& message : out) {
+    if (message["role"] == "tool")
+      message = {{"role", "user"},
+                 {"content", "The function returned:\n" + message["content"].get<std::string>()}};
+    const auto calls = message.find("tool_calls");
+    if (calls == message.end()) continue;
+    std::string& content = message["content"].get_ref<std::string&>();
+    for (const Json& call : *calls) content += (content.empty() ? "" : "\n") + write_json(call["function"]);
+    message.erase("tool_calls");
+  }
+  return out;
+}
+
 OpenMark find_open_mark(std::string_view text) {
   OpenMark first;
   for (const CallFormat& format : kFormats)
@@ -707,6 +781,10 @@ size_t begun_open_mark(std::string_view text) {
   size_t most = 0;
   for (const CallFormat& format : kFormats) most = std::max(most, begun(text, format.open));
   return most;
+}
+
+bool takes_json(const CallFormat& format) {
+  return format.read == read_json || format.read == read_tool_call || format.read == read_mistral;
 }
 
 bool is_call_mark(std::string_view token) {

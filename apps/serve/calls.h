@@ -56,6 +56,23 @@ enum class Found {
 Found read_calls(const CallFormat& format, std::string_view text, bool last, const ToolTypes& types,
                  std::vector<ToolCall>& calls, size_t& length);
 
+// The JSON schema of a call {"name": ..., "arguments": {...}} of one of the tools. `only`: the name of the
+// tool;
+// "": any. `all`: the arguments of every tool must meet its schema; else only those of tools that are strict.
+Json call_schema(const Json& tools, std::string_view only, bool all);
+// Whether the arguments of a tool must meet its schema.
+bool is_strict(const Json& tool);
+// The JSON schema of a tool's arguments.
+Json arguments_schema(const Json& tool);
+// What a call in JSON begins with, as a prompt with tools describes it; "": no mark.
+std::string call_mark(std::string_view prompt);
+// For a chat template without tools: describes them in the system message, which is the first.
+void describe_tools(const Json& tools, Json& messages);
+// The messages for a chat template without calls: they and their results are text.
+Json with_calls_as_text(const Json& messages);
+// Whether calls in JSON may follow the mark of a format.
+bool takes_json(const CallFormat& format);
+
 // Reads an object or array of calls in JSON: {"name": ..., "arguments": {...}}. Returns whether there is
 // nothing else in it. `bare`: the object has no marks around it, so it is a call only if it has arguments.
 bool read_json_calls(std::string_view written, bool bare, std::vector<ToolCall>& calls);

@@ -250,6 +250,12 @@ void refuse_unless_neutral(const Json& object, const char* name, const Json& neu
   throw Refusal(400, "\"" + std::string(name) + "\" is not supported with this value; leave it out");
 }
 
+Form schema_form(const Json& given, const char* name) {
+  const Json schema = given.is_string() ? parse_or_null(given.get_ref<const std::string&>()) : given;
+  if (!schema.is_object() && !schema.is_boolean()) refuse_field(name, "a JSON schema");
+  return {Form::Kind::kSchema, write_json(schema)};
+}
+
 const Json& messages_field(const Json& object) {
   const Json* messages = array_field(object, "messages");
   if (!messages || messages->empty())

@@ -48,6 +48,9 @@ void refuse_unknown(const Json& object, std::initializer_list<FieldNames> known)
 // the server does anyway.
 void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral);
 
+// A JSON schema, which is an object or true, or a text that contains one.
+Form schema_form(const Json& schema, const char* name);
+
 // The messages of a conversation, of which there must be at least one.
 const Json& messages_field(const Json& object);
 // Up to 16 texts of at most a kilobyte each, or a single text.

@@ -32,15 +32,20 @@ constexpr const char* kHarmlessFields[] = {"user",
 constexpr int64_t kMostTokens = int64_t{1} << 30;
 
 void read_sampling(const Json& body, Task& task);
+// Reads the format of an answer: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema"} with
+// its schema as a member of `holder`.
+Form format_form(const Json& format, const Json& holder);
 // The variables of the chat template besides the messages: how much the model is to think, and those that the
 // request names. `effort` is OpenAI's reasoning effort; nullptr: none is given.
 Json template_variables(const Json& body, const std::string* effort);
 // Converts a call to the form that chat templates expect: its arguments, JSON as text or an object, become an
 // object. `id` may be null.
 Json template_call(const std::string& name, const Json* arguments, const std::string* id);
-// Reads which of the tools may be called, and how many calls there may be. `tools`: an array in the form of
-// chat completions, or null.
-void read_tools(const Json& body, const Json& tools, Task& task);
+// Reads which of the tools may or must be called, and how many calls there may be. `tools`: an array in the
+// form of chat completions, or null.
+void read_tools(const Json& body, Json tools, Task& task);
+// Checks that the tool exists which must be called.
+void check_must_call(const Task& task);
 // Reads whether the answer is streamed.
 void read_streaming(const Json& body, Asked& asked);
 

@@ -69,6 +69,37 @@ Json answer_message(const Task& task, const std::string& text) {
   return message;
 }
 
+// Whether the chat template writes the name of a tool in a conversation, which is the description of a tool,
+// or a call of one.
+bool writes_tool(const Model& model, const ChatStyle& style, bool call) {
+  const std::string name = "a_tool_that_no_template_names";
+  const Json tool = {{"type", "function"},
+                     {"function",
+                      {{"name", name},
+                       {"description", name},
+                       {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}};
+  const std::string id = "call00000";  // as long as every template accepts
+  const Json made = {
+      {"type", "function"}, {"function", {{"name", name}, {"arguments", Json::object()}}}, {"id", id}};
+  Json messages = Json::array({{{"role", "user"}, {"content", "a"}}});
+  ChatStyle probe = style;
+  Json variables = style.variables.empty() ? Json::object() : Json::parse(style.variables);
+  if (call) {
+    messages.push_back({{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({made})}});
+    messages.push_back({{"role", "tool"}, {"content", "b"}, {"tool_call_id", id}});
+  } else {
+    variables["tools"] = Json::array({tool});
+  }
+  probe.variables = variables.empty() ? "" : write_json(variables);
+  try {
+    const std::string text = chat_text(model, probe, write_json(messages), 0);
+    return text.find(name) != std::string::npos || text.find(id) != std::string::npos;
+  } catch (const Failure&) {
+    return !call;  // the template will say the same of a request with tools, but other templates refuse a
+                   // role
+  }
+}
+
 // The last paragraph of the user's last message, which follows the text that the question may be about; "" if
 // there is none.
 std::string question_of(const Prompt& prompt) {
@@ -169,6 +200,8 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const std::ve
     : settings_(settings),
       model_(model),
       end_of_turn_(end_of_turn_or_text(model, settings.chat, chat_problem_)),
+      describes_tools_(!chat_problem_.empty() || writes_tool(model, settings.chat, false)),
+      writes_calls_(!chat_problem_.empty() || writes_tool(model, settings.chat, true)),
       policies_(std::make_unique<Policies>(settings, model, kinds)),
       kinds_(kinds) {
   for (size_t kind = 0; kind < kinds.size(); ++kind)
@@ -294,7 +327,8 @@ Prompt Scheduler::prepare(Task& task) const {
     prompt.messages = std::move(task.messages);
     task.messages = nullptr;
     const Json system = {{"role", "system"}, {"content", settings_.system}};
-    if (!settings_.system.empty() && prompt.messages.front()["role"] != "system")
+    const bool adds_tools = !describes_tools_ && !task.tools.is_null();
+    if ((!settings_.system.empty() || adds_tools) && prompt.messages.front()["role"] != "system")
       prompt.messages.insert(prompt.messages.begin(), system);
     Json variables =
         settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
@@ -303,14 +337,24 @@ Prompt Scheduler::prepare(Task& task) const {
     if (!variables.empty()) prompt.variables = write_json(variables);
     ChatStyle style = settings_.chat;
     style.variables = prompt.variables;
-    std::string text = chat_text(model_, style, write_json(prompt.messages), 0);
+    std::string text = chat_text(model_, style, written(prompt, task), 0);
     task.opening = opening_of(text);
+    task.is_chat = true;
+    task.call_mark = call_mark(text);
     task.opening.goes_on = !task.begun.is_null();
     if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
     prompt.ids = token_ids(model_, text, kPromptFlags);
   }
   if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
   return prompt;
+}
+
+// The messages as the chat template gets them.
+std::string Scheduler::written(const Prompt& prompt, const Task& task) const {
+  if (describes_tools_ && writes_calls_) return write_json(prompt.messages);
+  Json messages = writes_calls_ ? prompt.messages : with_calls_as_text(prompt.messages);
+  if (!describes_tools_ && !task.tools.is_null()) describe_tools(task.tools, messages);
+  return write_json(messages);
 }
 
 // ---- who gets which slot ----
@@ -553,7 +597,7 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint3
     try {
       ChatStyle style = settings_.chat;
       style.variables = prompt.variables;
-      std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
+      std::string text = chat_text(model_, style, written(prompt, job.task), reuse.messages);
       if (job.task.opening.goes_on) text += begun_answer(job.task.opening, job.task.begun);
       rest = token_ids(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL);
     } catch (const Failure&) {  // a template that renders earlier turns differently
@@ -615,8 +659,8 @@ void Scheduler::read(Slot& slot, Job& job, const std::vector<int32_t>& ids) {
   job.reading = false;
 }
 
-// Generates one token. Returns false if the pool is full.
-bool Scheduler::step(Slot& slot, Job& job, int32_t& token) {
+// Generates one token, or takes the one that is `forced`. Returns false if the pool is full.
+bool Scheduler::step(Slot& slot, Job& job, bool forced, int32_t& token) {
   for (;;) {
     if (job.cancelled) {
       if (evicts_) slot.history.evicted_at(slot.history.ids().size());
@@ -624,10 +668,18 @@ bool Scheduler::step(Slot& slot, Job& job, int32_t& token) {
     }
     thimble_error error = {};
     error.struct_size = sizeof error;
-    const thimble_status status = thimble_session_step(slot.session.get(), &token, &error);
+    const thimble_status status = forced ? thimble_session_accept(slot.session.get(), token, &error)
+                                         : thimble_session_step(slot.session.get(), &token, &error);
     if (status == THIMBLE_OK || status == THIMBLE_CONTEXT_FULL) return status == THIMBLE_OK;
     if (status != THIMBLE_INTERRUPTED) raise(error);
   }
+}
+
+std::vector<float> Scheduler::logits_for(Slot& slot, Job& job) {
+  const float* values = nullptr;
+  uint32_t count = 0;
+  call_for(job, thimble_session_logits, slot.session.get(), &values, &count);
+  return {values, values + count};
 }
 
 std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer, Usage& usage) {
@@ -641,14 +693,15 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
     listener.piece(piece);
   };
   Ending ending = Ending::kLength;
+  Gate gate(model_, task, job.grammars);
   slot.history.begin_answer();
   if (!answer) listener.begun(usage);
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
     if (task.logprobs) before = logits(slot.session);
     if (task.watch) watch(slot);
-    int32_t token = -1;
-    if (!step(slot, job, token)) break;
+    int32_t token = gate.before(slot.session, [&] { return logits_for(slot, job); });
+    if (!step(slot, job, token >= 0, token)) break;
     ++usage.generated;
     slot.history.add_generated(token);
     slot.position = slot.history.ids().size();
@@ -660,6 +713,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
     if (said.empty() && job.prompt.messages.is_array()) {
       if (std::string mark = token_bytes(model_, token); is_mark(mark)) said = std::move(mark);
     }
+    gate.push(said);
     Piece piece{filter.push(said), {}};
     if (task.logprobs && !filter.met())
       piece.logprobs.push_back(logprob_of(model_, before, token, task.top_logprobs));
@@ -712,6 +766,7 @@ void Scheduler::set_sampler(Slot& slot, const Task& task, uint32_t answer) const
   if (task.top_k) options.top_k = *task.top_k;
   options.seed = task.seed.value_or(options.seed) + answer;
   call(thimble_session_set_sampler, slot.session.get(), &options);
+  call(thimble_session_set_grammar, slot.session.get(), nullptr);
   call(thimble_session_set_bias, slot.session.get(), task.biased.data(), task.biases.data(),
        task.biased.size());
 }

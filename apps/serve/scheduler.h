@@ -23,6 +23,7 @@
 #include "apps/library.h"
 #include "apps/options.h"
 #include "apps/serve/flags.h"
+#include "apps/serve/gate.h"
 #include "apps/serve/history.h"
 #include "apps/serve/room.h"
 #include "apps/serve/task.h"
@@ -45,6 +46,7 @@ struct Job {
   explicit Job(Room& of) : room(of) {}
   Task task;
   Prompt prompt;
+  Grammars grammars;
   Share room;            // the bytes of the job
   uint64_t entries = 0;  // that the job needs: its prompt, and the answer as far as it is known
   std::chrono::steady_clock::time_point since;  // when it began to wait
@@ -166,10 +168,12 @@ class Scheduler {
   std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, uint32_t answer, Usage& usage);
   bool rewind(Slot& slot, Job& job, uint64_t position);
   void read(Slot& slot, Job& job, const std::vector<int32_t>& ids);
-  bool step(Slot& slot, Job& job, int32_t& token);
+  bool step(Slot& slot, Job& job, bool forced, int32_t& token);
+  std::vector<float> logits_for(Slot& slot, Job& job);
   std::function<void()> generate(Slot& slot, Job& job, uint32_t answer, Usage& usage);
   void note_evictions(Slot& slot);
   static void watch(Slot& slot);
+  std::string written(const Prompt& prompt, const Task& task) const;
   void set_sampler(Slot& slot, const Task& task, uint32_t answer) const;
   template <typename Function, typename... Arguments>
   static void call_for(Job& job, Function function, Arguments... arguments);
@@ -178,6 +182,8 @@ class Scheduler {
   const Model& model_;
   std::string chat_problem_;
   const int32_t end_of_turn_;
+  // The chat template tells the model of tools; it writes calls.
+  const bool describes_tools_, writes_calls_;
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise

@@ -575,6 +575,7 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   body = {};
   check_task(asked.task);
   job->prompt = scheduler_.prepare(asked.task);
+  job->grammars = make_grammars(model_, asked.task);
   // A text with more tokens than usual takes more room, up to twice as much if each byte is a token. Many
   // small messages also take more.
   const size_t values = bytes_of(job->prompt.messages) + bytes_of(asked.task.tools);

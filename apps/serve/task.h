@@ -34,16 +34,28 @@ struct Opening {
   bool goes_on = false;  // the answer continues the text of the conversation's last message
 };
 
+// What an answer must be, from where it begins after thoughts.
+struct Form {
+  enum class Kind { kAny, kSchema, kGbnf };
+  Kind kind = Kind::kAny;
+  std::string text;  // a JSON schema, or a grammar in llama.cpp's notation
+};
+
 // A request's values. For a missing value, the command's flags decide.
 struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
   // null: the prompt is read as it is, as text or as token ids.
   Json messages;
-  Json tools;             // an array in OpenAI's form, which is passed to the chat template; null: none
-  Json variables;         // an object with the variables of the chat template; null: none
-  Json begun;             // an assistant message that the answer continues; null: none
-  Opening opening;        // known when the prompt is known
-  bool one_call = false;  // the answer has at most one tool call; further calls are left out
+  Json tools;              // an array in OpenAI's form, which is passed to the chat template; null: none
+  Json variables;          // an object with the variables of the chat template; null: none
+  Json begun;              // an assistant message that the answer continues; null: none
+  Opening opening;         // known when the prompt is known
+  bool one_call = false;   // the answer has at most one tool call; further calls are left out
+  bool must_call = false;  // the answer is a tool call
+  std::string only_tool;   // the tool that it calls; "": any
+  std::string call_mark;   // what a call that must be made begins with; known when the prompt is known
+  bool is_chat = false;    // likewise: the prompt is a conversation
+  Form form;               // of an answer that is not a call
   std::string prompt;
   std::vector<int32_t> ids;
 

@@ -73,6 +73,23 @@ def wrong_types(r):
     return post(json.dumps(body).encode(), path), {b"200", b"400"}
 
 
+def forms(r):
+    """Schemas and grammars that are wrong, or large, or endless."""
+    n = r.randrange(1, 3000)
+    deep = {"type": "integer"}
+    for _ in range(r.randrange(1, 25)):
+        deep = r.choice([{"type": "array", "items": deep}, {"anyOf": [deep, {"type": "null"}]}, {"type": "object", "properties": {"a": deep}}])
+    schemas = [deep, {"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, {"enum": ["a" * (i % 50) + str(i) for i in range(n)]},
+               {"type": "array", "minItems": n * 1000, "items": {"type": "integer"}}, {"type": "string", "minLength": n * 100, "maxLength": 10**9},
+               {"type": "object", "properties": {str(i): {"type": ["string", "number", "null"]} for i in range(n)}},
+               {"type": "string", "pattern": r.choice(["(a{1,1000}){1,1000}", "((a*)*)*b", "[", "^(a|b|ab)*$", "\\\\p{L}{" + str(n) + "}"])}, True, 1]
+    grammars = ["root ::= root", 'root ::= root "a" | "b"', 'root ::= ("a" | "b"){1000}{1000}', "root ::= [^a]*", 'root ::= ' + '"a" ' * n,
+                "root ::= " + "(" * n + '"a"' + ")" * n, "x", "root ::= x"]
+    field = r.choice([{"guided_json": r.choice(schemas)}, {"grammar": r.choice(grammars)}, {"response_format": {"type": "json_object"}},
+                      {"tools": [{"type": "function", "function": {"name": "f", "parameters": r.choice(schemas[:-2])}}], "tool_choice": "required"}])
+    return post(chat(max_tokens=5, temperature=r.choice([0, 2]), **field)), {b"200", b"400"}
+
+
 def settings(r):
     values = [None, True, -1, 1e308, 2**63, "x", [], {}, "\u0000", "--pool=1", "x" * 500]
     fields = ["retention", "selection", "pool", "chunk", "mem-budget", "heads", "heads=/etc/passwd", "select-k", "positions", "", "="]
@@ -140,9 +157,9 @@ def good(r):
     return post(chat(seed=r.randrange(100))), {b"200"}
 
 
-KINDS = [noise, broken_line, mutated, wrong_types, settings, deep, many_values, large_announced, long_header, stranger, half, leaves,
+KINDS = [noise, broken_line, mutated, wrong_types, forms, settings, deep, many_values, large_announced, long_header, stranger, half, leaves,
          large, large_tokens, too_large, long_run, good]
-WEIGHTS = [10, 10, 15, 20, 10, 5, 2, 5, 5, 5, 10, 6, 1, 1, 2, 2, 8]
+WEIGHTS = [10, 10, 15, 20, 10, 10, 5, 2, 5, 5, 5, 10, 6, 1, 1, 2, 2, 8]
 
 
 def send(server, kind, r, problems):

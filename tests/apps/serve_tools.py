@@ -148,7 +148,70 @@ class Chain(unittest.TestCase):
         return "".join(segment["text"] for segment in self.server.get("/thimble/kept?slot=0")["segments"])
 
 
+NUMBERS = {"type": "object", "properties": {"a": {"enum": [7]}, "b": {"enum": ["x"]}}, "required": ["a", "b"], "additionalProperties": False}
+MEANT = {"a": 7, "b": "x"}  # the only value of this schema, which the model would not write by itself
+
+
 class Tools(Chain):
+    def test_a_call_that_must_be_made_meets_its_schema(self):
+        tools = [{"type": "function", "function": {"name": name, "parameters": NUMBERS}} for name in ("add", "take")]
+        by_name = {"type": "function", "function": {"name": "take"}}
+        for choice, name in (("required", "add"), (by_name, "take")):
+            choice_of = self.server.chat([QUESTION], tools=tools, tool_choice=choice)["choices"][0]
+            [call] = choice_of["message"]["tool_calls"]
+            self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), (name, MEANT))
+            self.assertEqual((choice_of["finish_reason"], choice_of["message"]["content"]), ("tool_calls", None))
+            lines = self.server.stream({"messages": [QUESTION], "tools": tools, "tool_choice": choice})
+            calls = [call for event in events(lines) if event != "[DONE]" for c in event["choices"] for call in c["delta"].get("tool_calls", [])]
+            self.assertEqual([json.loads(call["function"]["arguments"]) for call in calls], [MEANT])
+        anthropic = [{"name": tool["function"]["name"], "input_schema": NUMBERS} for tool in tools]
+        for choice, name in (({"type": "any"}, "add"), ({"type": "tool", "name": "take"}, "take")):
+            body = self.server.chat([QUESTION], "/v1/messages", max_tokens=99, tools=anthropic, tool_choice=choice)
+            self.assertEqual([(block["type"], block["name"], block["input"]) for block in body["content"]], [("tool_use", name, MEANT)])
+        responses = [{"type": "function", **tool["function"]} for tool in tools]
+        for choice, name in (("required", "add"), ({"type": "function", "name": "take"}, "take")):
+            body = self.server.ask("POST", "/v1/responses", {"input": [QUESTION], "tools": responses, "tool_choice": choice})[2]
+            self.assertEqual([(item["name"], json.loads(item["arguments"])) for item in body["output"]], [(name, MEANT)])
+        for wrong in ({"tool_choice": "required"}, {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "no"}}},
+                      {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "what"}}}], "tool_choice": "required"}):
+            self.assertEqual(self.server.ask("POST", "/v1/chat/completions", {"messages": [QUESTION], **wrong})[0], 400, wrong)
+
+    def test_arguments_of_strict_tools_meet_their_schema(self):
+        tool = {"type": "function", "function": {"name": "add", "parameters": NUMBERS, "strict": True}}
+        [call] = self.server.chat([QUESTION], tools=[tool])["choices"][0]["message"]["tool_calls"]
+        self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
+        [block] = self.server.chat([QUESTION], "/v1/messages", max_tokens=99,
+                                   tools=[{"name": "add", "input_schema": NUMBERS, "strict": True}])["content"]
+        self.assertEqual(block["input"], MEANT)
+
+    def test_answers_have_the_form_that_is_asked_for(self):
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBERS}}
+        for fields in ({"response_format": schema}, {"guided_json": NUMBERS}, {"json_schema": NUMBERS},
+                       {"grammar": 'root ::= "{\\"a\\":7,\\"b\\":\\"x\\"}"'}):
+            choice = self.server.chat([QUESTION], **fields)["choices"][0]
+            self.assertEqual((json.loads(choice["message"]["content"]), choice["finish_reason"]), (MEANT, "stop"))
+            self.assertEqual(json.loads(self.server.ask("POST", "/v1/completions", {"prompt": "a", **fields})[2]["choices"][0]["text"]), MEANT)
+        text = {"format": {"type": "json_schema", "name": "n", "schema": NUMBERS}}
+        body = self.server.ask("POST", "/v1/responses", {"input": [QUESTION], "text": text})[2]
+        self.assertEqual(json.loads(body["output"][0]["content"][0]["text"]), MEANT)
+        for fields in ({"output_config": {"format": {"type": "json_schema", "schema": NUMBERS}}},
+                       {"output_format": {"type": "json_schema", "schema": NUMBERS}}):
+            body = self.server.chat([QUESTION], "/v1/messages", max_tokens=99, **fields)
+            self.assertEqual(json.loads(body["content"][0]["text"]), MEANT)
+        # The next answer is free again.
+        self.assertEqual(self.server.chat([QUESTION])["choices"][0]["message"]["content"], "".join(CALL))
+        # With tools, the model may call one instead.
+        choice = self.server.chat([QUESTION], tools=TOOLS, response_format=schema)["choices"][0]
+        self.assertEqual([call["function"]["name"] for call in choice["message"]["tool_calls"]], ["add"])
+        several = self.server.chat([QUESTION], response_format=schema, n=2)["choices"]
+        self.assertEqual([json.loads(choice["message"]["content"]) for choice in several], [MEANT, MEANT])
+        for wrong in ({"guided_json": {"type": "what"}}, {"grammar": "root ::= ("}, {"grammar": "leaf ::= \"a\""},
+                      {"response_format": schema, "continue_final_message": True}):
+            messages = [QUESTION, {"role": "assistant", "content": "It"}] if "continue_final_message" in wrong else [QUESTION]
+            status, _, error = self.server.ask("POST", "/v1/chat/completions", {"messages": messages, **wrong})
+            self.assertEqual(status, 400, wrong)
+            self.assertTrue(error["error"]["message"])
+
     def test_a_call_goes_out_and_its_result_comes_back(self):
         body = self.server.chat([QUESTION], tools=TOOLS)
         choice = body["choices"][0]
@@ -366,6 +429,23 @@ class Harmony(Chain):
         self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
 
 
+class WithoutTools(Chain):
+    """A template that does not tell the model of tools: the server does."""
+    model_of = (re.sub(r"\{%- if tools %\}.*?\{% endif %\}|\{%- for call in .*?\{% endfor %\}", "", TEMPLATE), SPECIAL + ["<|system|>"],
+                [["<|assistant|>", "```json\n", '{"name": "add", "arguments": {"a": 1, "b": 2}}', "\n```", "<|end|>"]])
+
+    def test_tools_are_described_and_fenced_calls_are_made(self):
+        choice = self.server.chat([QUESTION], tools=TOOLS)["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), ("add", ARGUMENTS))
+        self.assertIn('<|system|>You may call these functions:\n{"name":"add"', self.read())
+        held = self.read()
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        body = self.server.chat([QUESTION, choice["message"], result], tools=TOOLS)
+        self.assertGreater(body["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertTrue(self.read().startswith(held + "<|user|>The function returned:\n3"), self.read())
+
+
 class Gemma(Chain):
     # The marks of calls are control tokens, which have no text.
     model_of = (TEMPLATE, SPECIAL + ["<|tool_call>", "<tool_call|>"],
@@ -402,6 +482,17 @@ class Thoughts(Chain):
         self.assertEqual([call["function"]["name"] for call in choice["message"]["tool_calls"]], ["add"])
         self.assertIn("rm", choice["message"]["reasoning_content"])
         self.assertIsNone(choice["message"]["content"])
+
+    def test_an_answer_has_its_form_after_the_thought(self):
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBERS}}
+        for fields in ({}, {"enable_thinking": False}):
+            message = self.server.chat([QUESTION], response_format=schema, **fields)["choices"][0]["message"]
+            self.assertEqual(json.loads(message["content"]), MEANT)
+            self.assertEqual("reasoning_content" in message, not fields)
+        tool = {"type": "function", "function": {"name": "add", "parameters": NUMBERS}}
+        message = self.server.chat([QUESTION], tools=[tool], tool_choice="required")["choices"][0]["message"]
+        self.assertIn("Maybe", message["reasoning_content"])
+        self.assertEqual([json.loads(call["function"]["arguments"]) for call in message["tool_calls"]], [MEANT])
 
     def test_thinking_can_be_switched_off(self):
         for fields in ({"enable_thinking": False}, {"reasoning_effort": "none"},

@@ -165,6 +165,84 @@ TEST(ServeTools, AFencedBlockThatIsExactlyACallOfAToolCounts) {
   expect_parts({{block(call), "[" + block(call) + "]"}}, {}, nullptr);
 }
 
+Json tool_named(const char* name, const Json& parameters, bool strict = false) {
+  return {{"type", "function"},
+          {"function", {{"name", name}, {"parameters", parameters}, {"strict", strict}}}};
+}
+
+TEST(ServeTools, TheSchemaOfACallHasThoseOfItsTools) {
+  const Json point =
+      Json::parse(R"({"type":"object","properties":{"at":{"$ref":"#/$defs/p"},"all":{"$ref":"#"}},
+      "$defs":{"p":{"type":"array","items":{"$ref":"#/$defs/p"}}}})");
+  const Json tools = Json::array({tool_named("draw", point, true), tool_named("stop", Json::object())});
+  const Json one = call_schema(tools, "draw", true);
+  EXPECT_EQ(one["properties"]["name"], Json({{"const", "draw"}}));
+  EXPECT_EQ(one["required"], Json({"name", "arguments"}));
+  const Json& arguments = one["properties"]["arguments"];
+  EXPECT_EQ(arguments["properties"]["at"]["$ref"], "#/properties/arguments/$defs/p");
+  EXPECT_EQ(arguments["properties"]["all"]["$ref"], "#/properties/arguments");
+  EXPECT_EQ(arguments["$defs"]["p"]["items"]["$ref"], "#/properties/arguments/$defs/p");
+  const Json all = call_schema(tools, "", true);
+  ASSERT_EQ(all["anyOf"].size(), 2u);
+  EXPECT_EQ(all["anyOf"][0]["properties"]["arguments"]["properties"]["at"]["$ref"],
+            "#/anyOf/0/properties/arguments/$defs/p");
+  // A tool without parameters has no arguments.
+  EXPECT_EQ(all["anyOf"][1]["properties"]["arguments"]["additionalProperties"], false);
+  // Only the arguments of strict tools are checked where the model chooses.
+  EXPECT_EQ(call_schema(tools, "", false)["anyOf"][1]["properties"]["arguments"], Json({{"type", "object"}}));
+}
+
+TEST(ServeTools, AreTextWhereTheTemplateHasNone) {
+  const Json call = {{"type", "function"}, {"function", {{"name", "add"}, {"arguments", {{"a", 1}}}}}};
+  const Json messages = Json::array({{{"role", "system"}, {"content", "Be brief."}},
+                                     {{"role", "user"}, {"content", "1+2?"}},
+                                     {{"role", "assistant"}, {"content", ""}, {"tool_calls", {call}}},
+                                     {{"role", "tool"}, {"content", "3"}}});
+  Json out = with_calls_as_text(messages);
+  EXPECT_EQ(out[0], messages[0]);
+  describe_tools(Json::array({tool_named("add", Json::object())}), out);
+  const std::string system = out[0]["content"];
+  EXPECT_EQ(system.find("Be brief.\n\nYou may call these functions:\n{\"name\":\"add\""), 0u) << system;
+  EXPECT_EQ(out[2], (Json{{"role", "assistant"}, {"content", R"({"name":"add","arguments":{"a":1}})"}}));
+  EXPECT_EQ(out[3], (Json{{"role", "user"}, {"content", "The function returned:\n3"}}));
+}
+
+TEST(ServeTools, ACallBeginsAsThePromptDescribesIt) {
+  EXPECT_EQ(call_mark("in <tool_call></tool_call> tags:\n<tool_call>\n{\"name\": <name>"), "<tool_call>\n");
+  EXPECT_EQ(call_mark("<tool_call>\n<function=name>"), "");
+  EXPECT_EQ(call_mark("no tools"), "");
+}
+
+TEST(ServeTools, ThePlaceOfAnAnswerIsKnown) {
+  using Place = AnswerFilter::Place;
+  const auto place = [](const std::string& text, const Opening& opening = {}) {
+    AnswerFilter filter(opening, Json::array());
+    filter.push(text);
+    return filter.place();
+  };
+  EXPECT_EQ(place(""), Place::kStart);
+  EXPECT_EQ(place("\n"), Place::kStart);
+  EXPECT_EQ(place("a"), Place::kInside);
+  EXPECT_EQ(place("{"), Place::kInside);
+  EXPECT_EQ(place("<think>a"), Place::kBefore);
+  EXPECT_EQ(place("<think>a</think>\n\n"), Place::kStart);
+  EXPECT_EQ(place("a <tool_call>"), Place::kCall);
+  EXPECT_EQ(place("<tool_call>\n"), Place::kCall);
+  EXPECT_EQ(place("<tool_call>{"), Place::kInside);
+  EXPECT_EQ(place("<|tool_call_start|>"), Place::kInside);  // whose calls are no JSON
+  const Opening thought = opening_of("<|im_start|>assistant\n<think>\n");
+  EXPECT_EQ(place("", thought), Place::kBefore);
+  EXPECT_EQ(place("a</think>", thought), Place::kStart);
+  const Opening harmony = opening_of("<|start|>assistant");
+  EXPECT_EQ(place("", harmony), Place::kBefore);
+  EXPECT_EQ(place("<|channel|>analysis<|message|>", harmony), Place::kBefore);
+  EXPECT_EQ(place("<|channel|>analysis<|message|>a<|end|>", harmony), Place::kBefore);
+  EXPECT_EQ(
+      place("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>", harmony),
+      Place::kStart);
+  EXPECT_EQ(place("<|channel|>final<|message|>a", harmony), Place::kInside);
+}
+
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
   const auto call = [](const std::string& json) { return "<tool_call>" + json + "</tool_call>"; };
   expect_parts({
@@ -296,7 +374,11 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
                             R"("logit_bias":{"a":1}})",
                             R"("logit_bias":[1]})",
                             R"("tool_choice":"required"})",
-                            R"("response_format":{"type":"json_object"}})",
+                            R"("tool_choice":"sometimes"})",
+                            R"("response_format":{"type":"xml"}})",
+                            R"("response_format":{"type":"json_schema"}})",
+                            R"("guided_json":"{"})",
+                            R"("guided_json":{},"grammar":"root ::= \"a\""})",
                             R"("stop":[""]})",
                             R"("temperature":3})",
                             R"("max_tokens":1.5})",
@@ -313,8 +395,7 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
                             R"("continue_final_message":true})",
                             R"("add_generation_prompt":false})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + wrong), 400) << wrong;
-  for (const std::string name :
-       {"grammar", "json_schema", "guided_json", "functions", "typical_p", "top_K"}) {
+  for (const std::string name : {"guided_regex", "functions", "typical_p", "top_K"}) {
     try {
       read_chat_completion(parse_object(kBegin + "\"" + name + "\":{\"a\":1}}"));
       ADD_FAILURE() << name;
@@ -325,6 +406,42 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
   }
   EXPECT_EQ(status_of(read_completion, R"({"prompt":"a","messages":[]})"), 400);
   EXPECT_EQ(status_of(read_completion, R"({"prompt":"a","echo":true})"), 400);
+}
+
+TEST(ServeOpenAi, ReadsWhatTheAnswerMustBe) {
+  const std::string kBegin = R"({"messages":[{"role":"user","content":"a"}],)";
+  const auto form = [&](const std::string& fields) {
+    return read_chat_completion(parse_object(kBegin + fields + "}")).task.form;
+  };
+  for (
+      const char* schema :
+      {R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"array"}}})",
+       R"("guided_json":{"type":"array"})", R"("guided_json":"{\"type\": \"array\"}")",
+       R"("json_schema":{"type":"array"})",
+       R"("response_format":{"type":"json_object","schema":{"type":"array"}})"}) {
+    EXPECT_EQ(form(schema).kind, Form::Kind::kSchema) << schema;
+    EXPECT_EQ(form(schema).text, R"({"type":"array"})") << schema;
+  }
+  EXPECT_EQ(form(R"("response_format":{"type":"json_object"})").text, R"({"type":"object"})");
+  EXPECT_EQ(form(R"("response_format":{"type":"text"})").kind, Form::Kind::kAny);
+  EXPECT_EQ(form(R"("grammar":"root ::= \"a\"")").kind, Form::Kind::kGbnf);
+}
+
+TEST(ServeOpenAi, ReadsWhichToolsMustBeCalled) {
+  const std::string kBegin = R"({"messages":[{"role":"user","content":"a"}],"tools":[
+      {"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}],"tool_choice":)";
+  const auto task = [&](const std::string& choice) {
+    return read_chat_completion(parse_object(kBegin + choice + "}")).task;
+  };
+  EXPECT_TRUE(task(R"("required")").must_call);
+  EXPECT_FALSE(task(R"("auto")").must_call);
+  EXPECT_TRUE(task(R"("none")").tools.is_null());
+  EXPECT_EQ(task(R"({"type":"function","function":{"name":"g"}})").only_tool, "g");
+  const Task allowed = task(
+      R"({"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"type":"function","function":{"name":"g"}}]}})");
+  EXPECT_TRUE(allowed.must_call);
+  EXPECT_EQ(allowed.tools.size(), 1u);
+  EXPECT_EQ(status_of(read_chat_completion, kBegin + R"({"type":"function","function":{"name":"h"}}})"), 400);
 }
 
 TEST(ServeOpenAi, ReadsHowToSample) {
@@ -639,13 +756,12 @@ TEST(ServeAnthropic, RefusesWhatItWouldIgnore) {
         R"("context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}})",
         R"("tools":[{"type":"custom","name":"f","input_schema":{}}]})"})
     EXPECT_EQ(status_of(read_message, kBegin + fine), 0) << fine;
-  for (const char* wrong :
-       {R"("output_config":{"format":{"type":"json_schema","schema":{}}}})", R"("mcp_servers":[{}]})",
-        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})",
-        R"("thinking":{"type":"adaptive","display":"omitted"}})", R"("min_p":0.1})",
-        R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}})",
-        R"("tools":[{"type":"web_search_20250305","name":"web_search"}]})",
-        R"("tool_choice":{"type":"auto","name":"f"}})"})
+  for (const char* wrong : {R"("output_config":{"format":{"type":"json_object"}}})", R"("mcp_servers":[{}]})",
+                            R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})",
+                            R"("thinking":{"type":"adaptive","display":"omitted"}})", R"("min_p":0.1})",
+                            R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}})",
+                            R"("tools":[{"type":"web_search_20250305","name":"web_search"}]})",
+                            R"("tool_choice":{"type":"auto","name":"f"}})"})
     EXPECT_EQ(status_of(read_message, kBegin + wrong), 400) << wrong;
 }
 

@@ -67,6 +67,18 @@ test("a tool is called, and its result read", async () => {
   assert.equal(await streams.finish(), 1);
 });
 
+test("a tool that must be called, and tokens that are counted", async () => {
+  const only = { type: "object", properties: { a: { enum: [7] } }, required: ["a"], additionalProperties: false };
+  const asking = { ...fields, messages: sum, tools: [{ name: "add", input_schema: only }] };
+  for (const tool_choice of [{ type: "any" }, { type: "tool", name: "add" }]) {
+    const { content } = await connect(tools).messages.create({ ...asking, tool_choice });
+    assert.deepEqual(content.map(({ type, name, input }) => [type, name, input]), [["tool_use", "add", { a: 7 }]]);
+  }
+  const { input_tokens } = await client.messages.countTokens({ model: "any", messages: question });
+  const { usage } = await client.messages.create(fields);
+  assert.equal(input_tokens, usage.input_tokens + usage.cache_read_input_tokens);
+});
+
 test("errors have their classes", async () => {
   await assert.rejects(client.messages.create({ ...fields, temperature: -1 }), Anthropic.BadRequestError);
   await assert.rejects(connect(server, { apiKey: "wrong" }).messages.create(fields), Anthropic.AuthenticationError);

@@ -99,6 +99,32 @@ test("a tool is called, and its result read", async () => {
   assert.equal(await streams.finish(), 2);
 });
 
+test("responses", async () => {
+  const response = await connect(server).responses.create({ model: "any", input: question });
+  assert.equal(response.output_text, answer);
+  const stream = connect(server).responses.stream({ model: "any", input: question });
+  let text = "";
+  stream.on("response.output_text.delta", ({ delta }) => (text += delta));
+  assert.equal((await stream.finalResponse()).output_text, answer);
+  assert.equal(text, answer);
+  const add = { type: "function", name: "add", parameters: schema };
+  const { output } = await connect(tools).responses.create({ model: "any", input: sum, tools: [add] });
+  assert.deepEqual([output[0].type, output[0].name, JSON.parse(output[0].arguments)], ["function_call", "add", numbers]);
+  const result = { type: "function_call_output", call_id: output[0].call_id, output: "3" };
+  const second = await connect(tools).responses.create({ model: "any", input: [...sum, ...output, result], tools: [add] });
+  assert.equal(second.output_text, "It is 3.");
+});
+
+test("answers have their form", async () => {
+  const only = { type: "object", properties: { a: { enum: [7] } }, required: ["a"], additionalProperties: false };
+  const response_format = { type: "json_schema", json_schema: { name: "n", strict: true, schema: only } };
+  const parsed = await connect(server).chat.completions.parse({ model: "any", messages: question, response_format });
+  assert.deepEqual(parsed.choices[0].message.parsed, { a: 7 });
+  const tool = { type: "function", function: { name: "add", parameters: only } };
+  const called = await connect(tools).chat.completions.create({ model: "any", messages: sum, tools: [tool], tool_choice: "required" });
+  assert.deepEqual(JSON.parse(called.choices[0].message.tool_calls[0].function.arguments), { a: 7 });
+});
+
 test("errors have their classes", async () => {
   await assert.rejects(ask({ n: 17 }), OpenAI.BadRequestError);
   await assert.rejects(connect(server, { apiKey: "wrong" }).models.list(), OpenAI.AuthenticationError);

@@ -1,0 +1,57 @@
+// Finds the place in an answer from which a grammar holds.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "apps/library.h"
+#include "apps/serve/answer.h"
+
+namespace app::serve {
+
+using Grammar = std::unique_ptr<thimble_grammar, Free<thimble_grammar_free>>;
+
+// The grammars of a request. null: none.
+struct Grammars {
+  Grammar form;  // of an answer that is not a call
+  Grammar call;  // of a call in JSON
+  // The tokens that begin a call which must be made, before its grammar.
+  std::vector<int32_t> mark;
+};
+
+// Makes the grammars of a task whose prompt is known. Throws a Failure that says what is wrong with them.
+Grammars make_grammars(const Model& model, const Task& task);
+
+// An answer may begin with thoughts, and with a call of a tool instead of the text that the request
+// describes. Whether it does is decided by the most likely token, which then comes next. The mark of a call
+// whose arguments are checked is written for the model.
+class Gate {
+ public:
+  // The objects must outlive the gate.
+  Gate(const Model& model, const Task& task, const Grammars& grammars);
+  // The logits of the next token.
+  using Logits = std::function<std::vector<float>()>;
+  // Called before each token. Returns the token that comes next whatever the model would sample, or -1. Sets
+  // the session's grammar where it begins.
+  int32_t before(const Session& session, const Logits& logits);
+  // Adds the text of a token.
+  void push(std::string_view text);
+
+ private:
+  int32_t begin(const Session& session, const Grammar& grammar);
+
+  const Model& model_;
+  const Task& task_;
+  const Grammars& grammars_;
+  AnswerFilter filter_;
+  bool waits_;  // a grammar may still begin
+  bool thought_ = false;
+  // Where a call begins whose arguments are checked: the tokens of its mark, and how many were written.
+  bool marked_ = false;
+  std::vector<int32_t> mark_;
+  size_t written_ = 0;
+  int spaces_ = 0;
+};
+
+}  // namespace app::serve
