@@ -36,6 +36,7 @@ class Chat {
                     "the model's file has no chat template, as base models have none: 'thimble run -p TEXT' "
                     "continues text with it, and --chat-template NAME converses in a format that you name");
     settle_seed(settings_);
+    grammar_ = make_grammar(settings_, model_);
     end_of_turn_ = end_of_turn(model_, settings_.chat);
     create();
   }
@@ -70,6 +71,7 @@ class Chat {
   Model model_;
   Retention retention_;
   Progress progress_;
+  Grammar grammar_;
   Session session_;
   int32_t end_of_turn_ = -1;
 
@@ -122,6 +124,7 @@ bool Chat::read(const Tokens& tokens, size_t count, bool flush) {
 }
 
 void Chat::end_turn() {
+  call(thimble_session_set_grammar, session_.get(), nullptr);
   if (place_.cut && end_of_turn_ >= 0) call(thimble_session_accept, session_.get(), end_of_turn_);
   place_.cut = false;
 }
@@ -186,7 +189,8 @@ void Chat::say(const std::string& line) {
     return;
   }
   message_is_over(join_question(place_.opened, line));
-  Answer answer = generate(model_, session_, settings_.predict, write_answer);
+  Answer answer = generate(model_, session_, settings_.predict, write_answer,
+                           {grammar_.get(), opened_thought(message_text("x"))});
   // The token that Ctrl-C stopped is already sampled and will be in the conversation, so it is shown too.
   int32_t token = -1;
   const bool stopped = answer.finish == Finish::kInterrupted;
@@ -349,6 +353,7 @@ Command add_chat(CLI::App& root) {
   add_model_flag(*app, settings);
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
+  add_grammar_flags(*app, settings);
   add_session_flags(*app, settings);
   add_draft_flags(*app, settings);
   add_sampling_flags(*app, settings);

@@ -69,8 +69,75 @@ void check_room(const Session& session, const thimble_session_options& options, 
                                             " positions; raise the context");
 }
 
-Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink) {
+namespace {
+
+struct ThoughtMarks {
+  std::string_view begin, end;
+};
+constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
+                                      {"[THINK]", "[/THINK]"},
+                                      {"<seed:think>", "</seed:think>"},
+                                      {"<mm:think>", "</mm:think>"},
+                                      {"<|START_THINKING|>", "<|END_THINKING|>"}};
+
+constexpr std::string_view kSpace = " \t\r\n";
+
+// The token that a mark is, or -1.
+int32_t mark_token(const Model& model, std::string_view mark) {
+  const std::vector<int32_t> ids = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
+  return ids.size() == 1 ? ids[0] : -1;
+}
+
+int32_t most_likely(const Session& session) {
+  const std::vector<float> values = logits(session);
+  return static_cast<int32_t>(std::max_element(values.begin(), values.end()) - values.begin());
+}
+
+// The mark that ends the thought which the model is about to begin, or an empty text.
+std::string_view next_thought(const Model& model, const Session& session) {
+  const int32_t next = most_likely(session);
+  for (const ThoughtMarks& marks : kThoughts)
+    if (next == mark_token(model, marks.begin)) return marks.end;
+  return {};
+}
+
+// Writes the white space that most models put after a thought, as far as it is the most likely. Returns false
+// after Ctrl-C.
+bool write_space(const Model& model, const Session& session, Answer& answer, const Sink& sink) {
+  constexpr int kMost = 2;  // tokens
+  for (int n = 0; n < kMost; ++n) {
+    const int32_t next = most_likely(session);
+    const std::string text = detokenize(model, {next}, 0);
+    if (text.empty() || text.find_first_not_of(kSpace) != std::string::npos) break;
+    if (!call_unless_interrupted(thimble_session_accept, session.get(), next)) return false;
+    answer.tokens.push_back(next);
+    answer.text += text;
+    sink(text);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string_view opened_thought(std::string_view prompt) {
+  prompt = prompt.substr(0, prompt.find_last_not_of(kSpace) + 1);
+  for (const ThoughtMarks& marks : kThoughts)
+    if (prompt.ends_with(marks.begin)) return marks.end;
+  return {};
+}
+
+Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink,
+                const AnswerGrammar& grammar) {
   Answer answer;
+  std::string_view thought_end = grammar.thought_end;
+  int32_t thought_end_token = -1;
+  if (grammar.grammar) {
+    if (thought_end.empty()) thought_end = next_thought(model, session);
+    if (thought_end.empty())
+      call(thimble_session_set_grammar, session.get(), grammar.grammar);
+    else
+      thought_end_token = mark_token(model, thought_end);
+  }
   const bool has_text = model_info(model).has_tokenizer;
   for (int64_t n = 0; limit < 0 || n < limit; ++n) {
     thimble_error error = {};
@@ -91,6 +158,13 @@ Answer generate(const Model& model, const Session& session, int64_t limit, const
     const std::string text = token_text(session, token);
     answer.text += text;
     sink(text);
+    if (thought_end.empty() || (token != thought_end_token && !answer.text.ends_with(thought_end))) continue;
+    thought_end = {};
+    if (!write_space(model, session, answer, sink)) {
+      answer.finish = Finish::kInterrupted;
+      return answer;
+    }
+    call(thimble_session_set_grammar, session.get(), grammar.grammar);
   }
   return answer;
 }

@@ -43,8 +43,18 @@ bool feed_prompt(const Session& session, const Prompt& prompt, uint64_t first, u
 // itself would report this only after it has read a part. `options` are the options of the session.
 void check_room(const Session& session, const thimble_session_options& options, uint64_t tokens);
 
-// Generates at most `limit` tokens (-1: until the model ends).
-Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);
+// A grammar that an answer must follow. Null: none.
+struct AnswerGrammar {
+  const thimble_grammar* grammar = nullptr;
+  std::string_view thought_end;  // the mark that ends a thought which the prompt has opened; empty: none
+};
+// The mark that ends the thought which a prompt opens at its end, or an empty text.
+std::string_view opened_thought(std::string_view prompt);
+
+// Generates at most `limit` tokens (-1: until the model ends). A model that thinks first does so freely; the
+// grammar begins after the thought. It stays set on the session.
+Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink,
+                const AnswerGrammar& grammar = {});
 
 // Warns on standard error if numbers of keys and values were too large for the data type of the pool.
 void warn_of_saturated(uint64_t numbers);

@@ -61,6 +61,7 @@ struct Free {
 };
 using Model = std::unique_ptr<thimble_model, Free<thimble_model_free>>;
 using Heads = std::unique_ptr<thimble_heads, Free<thimble_heads_free>>;
+using Grammar = std::unique_ptr<thimble_grammar, Free<thimble_grammar_free>>;
 using Session = std::unique_ptr<thimble_session, Free<thimble_session_free>>;
 
 // Writes warnings about the file to standard error, or appends them to `warnings`, which must outlive the

@@ -324,6 +324,25 @@ void add_chat_flags(CLI::App& app, Settings& s) {
       ->type_name("JSON");
 }
 
+void add_grammar_flags(CLI::App& app, Settings& s) {
+  auto* schema = app.add_option("--json-schema", s.json_schema,
+                                "Answer with JSON that this JSON schema allows (docs/grammars.md)")
+                     ->type_name("FILE");
+  app.add_option("--grammar", s.grammar, "Answer with a text of this grammar, in llama.cpp's notation (GBNF)")
+      ->type_name("FILE")
+      ->excludes(schema);
+}
+
+Grammar make_grammar(const Settings& s, const Model& model) {
+  if (s.json_schema.empty() && s.grammar.empty()) return {};
+  const bool is_schema = !s.json_schema.empty();
+  const std::string text = read_file(is_schema ? s.json_schema : s.grammar);
+  thimble_grammar* grammar = nullptr;
+  call(is_schema ? thimble_grammar_create_json_schema : thimble_grammar_create_gbnf, model.get(), text.data(),
+       text.size(), &grammar);
+  return Grammar(grammar);
+}
+
 thimble_session_options session_options(const Settings& s, const Model& model, const Retention& retention,
                                         uint64_t tokens) {
   thimble_session_options o = s.session;

@@ -41,6 +41,7 @@ struct Settings {
   int64_t predict = 256;  // -1: until the model ends the answer
   int64_t seed = 0;
   bool json = false;
+  std::string json_schema, grammar;  // files
 };
 
 void add_model_flag(CLI::App& app, Settings& settings);
@@ -55,6 +56,9 @@ void add_predict_flag(CLI::App& app, Settings& settings);
 void add_draft_flags(CLI::App& app, Settings& settings);
 void add_sampling_flags(CLI::App& app, Settings& settings);
 void add_chat_flags(CLI::App& app, Settings& settings);
+void add_grammar_flags(CLI::App& app, Settings& settings);
+// The grammar that the flags name, or null.
+Grammar make_grammar(const Settings& settings, const Model& model);
 
 // The retention of a session, and the heads that it uses.
 struct Retention {

@@ -156,6 +156,7 @@ int run(Settings& s, const RunFlags& flags) {
   if (!flags.file.empty()) text.emplace(model, flags.file, s.chat.parses_content);
   if (!flags.questions.empty()) return ask_questions(s, model, *text, flags.questions);
 
+  const Grammar grammar = make_grammar(s, model);
   const Prompt prompt = make_prompt(s, flags, model, text ? &*text : nullptr);
   if (prompt.size() == 0)
     throw UsageError("the prompt is empty; give a text with -f FILE, a question with -p TEXT, or both");
@@ -189,9 +190,13 @@ int run(Settings& s, const RunFlags& flags) {
       for (const auto& [id, value] : largest) std::printf("%d %.6f\n", id, static_cast<double>(value));
     }
     if (generates) {
-      answer = generate(model, session, s.predict, [&](std::string_view piece) {
-        if (!s.json && !writes_ids) write_answer(piece);
-      });
+      const bool formatted = !flags.raw && !writes_ids;
+      const std::string shape = formatted ? prompt_text(s, model, "x") : "";
+      answer = generate(model, session, s.predict,
+                        [&](std::string_view piece) {
+                          if (!s.json && !writes_ids) write_answer(piece);
+                        },
+                        {grammar.get(), opened_thought(shape)});
     }
   }
 
@@ -283,6 +288,8 @@ Command add_run(CLI::App& root) {
       ->excludes(questions);
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
+  add_grammar_flags(*app, settings);
+  for (const char* flag : {"--json-schema", "--grammar"}) app->get_option(flag)->excludes(questions);
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   add_draft_flags(*app, settings);

@@ -23,7 +23,7 @@ LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimb
                       r"|thimble_device_(rates|measure)|thimble_progress|thimble_message|thimble_chat_text|thimble_token_bytes"
                       r"|thimble_session_(save_fd|restore_fd|plan_heads)|thimble_status_text|THIMBLE_TRAINING|THIMBLE_VERSION"
                       r"|THIMBLE_CHAT_CONTINUE|THIMBLE_CHAT_PARSE_CONTENT"
-                      r"|THIMBLE_TOKENIZE_CONTINUE|thimble_tokenize_cut|thimble_grammar|thimble_session_set_grammar")
+                      r"|THIMBLE_TOKENIZE_CONTINUE|thimble_tokenize_cut")
 
 # Where a binding lists the session options: the file, and the part of it. Names are written like_this or likeThis.
 OPTION_LISTS = [("python/thimble/_c.py", r"^class thimble_session_options\b.*?\)\]$"),

@@ -89,6 +89,7 @@ class Runner {
     if (verb == "score") return score(session, step.at("ids"));
     if (verb == "logits") return logits(session);
     if (verb == "sample") return sample(session, step);
+    if (verb == "grammar") return grammar(session, step);
     if (verb == "clone") return clone(session, step);
     if (verb == "save") return save(session, step);
     if (verb == "restore") return check(thimble_session_restore(session, kFile, nullptr)), position(session);
@@ -301,7 +302,7 @@ class Runner {
     std::string all;
     for (int i = 0; i < count; ++i) {
       check(thimble_session_flush(session, nullptr));
-      note_margin(session);
+      if (!constrained_) note_margin(session);
       int32_t token = 0;
       char text[256];
       uint64_t length = 0;
@@ -344,6 +345,21 @@ class Runner {
     options.top_k = step.at("top_k");
     options.seed = step.at("seed");
     check(thimble_session_set_sampler(session, &options, nullptr));
+    return {{"set", true}};
+  }
+
+  Json grammar(thimble_session* session, const Json& step) {
+    const std::string kind = step.at("kind"), text = step.value("text", "");
+    thimble_grammar* made = nullptr;
+    if (kind != "none")
+      check((kind == "json_schema" ? thimble_grammar_create_json_schema
+             : kind == "regex"
+                 ? thimble_grammar_create_regex
+                 : thimble_grammar_create_gbnf)(model_, text.data(), text.size(), &made, nullptr));
+    const thimble_status status = thimble_session_set_grammar(session, made, nullptr);
+    thimble_grammar_free(made);
+    check(status);
+    constrained_ = made;
     return {{"set", true}};
   }
 
@@ -433,6 +449,8 @@ class Runner {
   thimble_heads* heads_ = nullptr;
   uint32_t layers_ = 0, kv_heads_ = 0;
   float smallest_margin_ = 1e9f;
+  // A grammar is set, so most tokens do not take part, and their logits say nothing about the margin.
+  bool constrained_ = false;
   std::map<std::string, thimble_session*> sessions_;
 };
 

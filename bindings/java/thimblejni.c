@@ -640,6 +640,26 @@ METHOD(void, setBias)(ENV, jlong session, jintArray tokens, jfloatArray biases) 
   (*env)->ReleaseIntArrayElements(env, tokens, ids, JNI_ABORT);
 }
 
+METHOD(jlong, grammarCreate)(ENV, jlong model, jint kind, jbyteArray text) {
+  thimble_error error = NEW_ERROR;
+  thimble_grammar* grammar = NULL;
+  Bytes bytes = lend(env, text);
+  thimble_status status =
+      kind == 0   ? thimble_grammar_create_json_schema(MODEL, bytes.data, bytes.length, &grammar, &error)
+      : kind == 1 ? thimble_grammar_create_regex(MODEL, bytes.data, bytes.length, &grammar, &error)
+                  : thimble_grammar_create_gbnf(MODEL, bytes.data, bytes.length, &grammar, &error);
+  drop(env, bytes);
+  done(env, status, &error);
+  return HANDLE(grammar);
+}
+
+METHOD(void, grammarFree)(ENV, jlong grammar) { thimble_grammar_free((thimble_grammar*)(intptr_t)grammar); }
+
+METHOD(void, setGrammar)(ENV, jlong session, jlong grammar) {
+  thimble_error error = NEW_ERROR;
+  done(env, thimble_session_set_grammar(SESSION, (const thimble_grammar*)(intptr_t)grammar, &error), &error);
+}
+
 METHOD(void, memory)(ENV, jlong session, jobject out) {
   thimble_error error = NEW_ERROR;
   thimble_memory memory = {.struct_size = sizeof memory};

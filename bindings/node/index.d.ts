@@ -175,12 +175,20 @@ export class Model {
   chat(messages: Message[], options?: ChatOptions): string;
   /** Opens a trained retainer of this model. */
   heads(path: string): Heads;
+  /** What an answer may be: a JSON schema (an object or its text), a regular expression, or a grammar in llama.cpp's notation. */
+  grammar(kind: 'json_schema' | 'regex' | 'gbnf', text: string | object): Grammar;
   /** The memory of a session with these options. */
   plan(options?: SessionOptions): Memory;
   /** The largest pool that fits options.budgetBytes. */
   largestPool(options?: SessionOptions): number;
   /** Creates a session; all memory that it will ever need is allocated here. */
   session(options?: SessionOptions): Promise<Session>;
+  close(): void;
+}
+
+/** The texts that a model may generate: Model.grammar() makes one. */
+export class Grammar {
+  private constructor();
   close(): void;
 }
 
@@ -230,6 +238,8 @@ export class Session {
   setSampler(sampler: SamplerOptions): void;
   /** Adds a number to the logits of these tokens before one is sampled, until the next call. */
   setBias(tokens: ArrayLike<number>, biases: ArrayLike<number>): void;
+  /** From now on, the generated tokens form a text of the grammar, which begins with the next one. null: any token may come. */
+  setGrammar(grammar: Grammar | null): void;
   memory(): Memory;
   /** The options of the session with every default decided, without heads. */
   options(): Required<Omit<SessionOptions, 'heads'>>;

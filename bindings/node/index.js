@@ -156,6 +156,10 @@ export class Model {
     return new Heads(this, path);
   }
 
+  grammar(kind, text) {
+    return new Grammar(this, kind, text);
+  }
+
   plan(options = {}) {
     const given = sessionOptions(options, this);
     return filled('thimble_memory', 'thimble_session_plan', pointerOf(this), given);
@@ -198,6 +202,20 @@ export class Heads {
     const number = lib.thimble_heads_retention(pointerOf(this));
     const name = Object.keys(constants).find((key) => key.startsWith(words.retention) && constants[key] === number);
     return name.slice(words.retention.length).toLowerCase();
+  }
+
+  close() {
+    close(this);
+  }
+}
+
+export class Grammar {
+  constructor(model, kind, text) {
+    if (!['json_schema', 'regex', 'gbnf'].includes(kind)) throw new RangeError(`kind cannot be ${kind}`);
+    const bytes = Buffer.from(typeof text === 'string' ? text : JSON.stringify(text));
+    const pointer = [null];
+    call(`thimble_grammar_create_${kind}`, pointerOf(model), bytes, bytes.length, pointer);
+    own(this, pointer[0], 'thimble_grammar_free');
   }
 
   close() {
@@ -340,6 +358,10 @@ export class Session {
   setBias(tokens, biases) {
     if (tokens.length !== biases.length) throw new RangeError('each token needs a bias');
     call('thimble_session_set_bias', pointerOf(this), Int32Array.from(tokens), Float32Array.from(biases), tokens.length);
+  }
+
+  setGrammar(grammar) {
+    call('thimble_session_set_grammar', pointerOf(this), grammar ? pointerOf(grammar) : null);
   }
 
   memory() {

@@ -193,6 +193,13 @@ class Runner {
     return { set: true };
   }
 
+  grammar({ kind, text }, session) {
+    const grammar = kind === 'none' ? null : this.model.grammar(kind, text);
+    session.setGrammar(grammar);
+    grammar?.close();
+    return { set: true };
+  }
+
   async clone({ as }, session) {
     this.sessions[as] = await session.clone();
     return this.position(this.sessions[as]);

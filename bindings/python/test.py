@@ -168,6 +168,14 @@ class Runner:
         session.set_sampler(thimble.Sampler(**sampler))
         return {"set": True}
 
+    def grammar(self, session, kind, text=""):
+        if kind == "none":
+            session.set_grammar(None)
+        else:
+            with self.model.grammar(kind, text) as grammar:
+                session.set_grammar(grammar)
+        return {"set": True}
+
     def clone(self, session, **twin):
         self.sessions[twin["as"]] = session.clone()
         return self.position(self.sessions[twin["as"]])

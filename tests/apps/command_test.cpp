@@ -641,6 +641,40 @@ TEST(Run, TheSameSeedSamplesTheSame) {
   EXPECT_NE(thimble(call + "-s 6").out, first);
 }
 
+TEST(Run, AnswersWithTextsOfAGrammar) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile schema(
+      R"({"type":"object","properties":{"key":{"type":"integer"},"sure":{"type":"boolean"}},"required":["key","sure"]})");
+  const std::string call =
+      "run --json -f -" + kM + "-p 'What is the pass key?' --json-schema " + schema.path();
+  for (const char* sampling : {"", " --temp 1.5 --top-k 0 --top-p 1 --min-p 0"}) {
+    const Json run = Json::parse(thimble(call + sampling, kText).out);
+    ASSERT_EQ(run["finish_reason"], "stop") << run;
+    const Json answer = Json::parse(run["text"].get<std::string>());
+    EXPECT_TRUE(answer["key"].is_number_integer() && answer["sure"].is_boolean()) << run;
+  }
+  const TemporaryFile rules("root ::= \"the key \" [a-z]{3} \"!\"");
+  const std::string text =
+      thimble("run -f -" + kM + "-p 'What is the pass key?' --grammar " + rules.path(), kText).out;
+  EXPECT_TRUE(text.starts_with("the key ") && text.ends_with("!\n") && text.size() == 13) << text;
+  // A thought that the prompt opens is free, and so is the answer if the thought does not end.
+  const TemporaryFile opens("{{ messages[0].content }}<think>");  // its path has a slash
+  const Outcome thought = thimble("run -n 8 -p 'Once upon a time'" + kM + "--grammar " + rules.path() +
+                                  " --chat-template " + opens.path());
+  EXPECT_EQ(thought.exit_code, 0) << thought.error;
+  EXPECT_FALSE(thought.out.empty() || thought.out.starts_with("the key")) << thought.out;
+}
+
+TEST(Run, RefusesAGrammarWithThePlaceOfItsFault) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile schema(R"({"properties":{"a":{"uniqueItems":true}}})");
+  const Outcome outcome = thimble("run -p Hi" + kM + "--json-schema " + schema.path());
+  EXPECT_EQ(outcome.exit_code, 1);
+  expect_one_sentence(outcome);
+  EXPECT_TRUE(contains(outcome.error, "#/properties/a/uniqueItems")) << outcome.error;
+  EXPECT_EQ(thimble("run -p Hi" + kM + "--json-schema a --grammar b").exit_code, 2);
+}
+
 TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile out;
@@ -1270,6 +1304,20 @@ TEST(Chat, AnswersRunsCommandsAndEndsWithTheInput) {
   EXPECT_TRUE(contains(outcome.error, "total")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "unknown command /nonsense")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "/policy")) << outcome.error;
+}
+
+TEST(Chat, AnswersEachMessageWithATextOfTheGrammar) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile rules("root ::= \"abc\" [0-9] \"end\"");
+  const std::string out = thimble("chat" + kM + "--grammar " + rules.path(), "Hello\nAgain\n").out;
+  size_t answers = 0;
+  for (size_t at = 0; (at = out.find("end\n", at)) != std::string::npos; ++at) {
+    ++answers;
+    EXPECT_EQ(out.substr(at - 4, 3), "abc") << out;
+  }
+  EXPECT_EQ(answers, 2u) << out;
+  // An answer that was cut is ended without the grammar.
+  EXPECT_EQ(thimble("chat -n 1" + kM + "--grammar " + rules.path(), "Hello\nAgain\n").exit_code, 0);
 }
 
 TEST(Chat, WritesByATemplateAndVariablesThatAreGiven) {

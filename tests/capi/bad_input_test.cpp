@@ -468,6 +468,7 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
   thimble_model* const m = small.model.get();
   thimble_session* const s = handle.get();
   const int32_t ids[] = {1};
+  thimble_grammar* grammar = nullptr;
   float logprobs[1];
   const float* logits = nullptr;
   uint32_t u32 = 0;
@@ -586,6 +587,13 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"set_sampler", [&](auto* e) { return thimble_session_set_sampler(nullptr, nullptr, e); }},
       {"set_bias", [&](auto* e) { return thimble_session_set_bias(nullptr, nullptr, nullptr, 0, e); }},
       {"set_bias tokens", [&](auto* e) { return thimble_session_set_bias(s, nullptr, nullptr, 1, e); }},
+      {"json_schema",
+       [&](auto* e) { return thimble_grammar_create_json_schema(nullptr, "{}", 2, &grammar, e); }},
+      {"json_schema text",
+       [&](auto* e) { return thimble_grammar_create_json_schema(m, nullptr, 2, &grammar, e); }},
+      {"regex", [&](auto* e) { return thimble_grammar_create_regex(m, "a", 1, nullptr, e); }},
+      {"gbnf", [&](auto* e) { return thimble_grammar_create_gbnf(m, nullptr, 1, &grammar, e); }},
+      {"set_grammar", [&](auto* e) { return thimble_session_set_grammar(nullptr, nullptr, e); }},
       {"memory", [&](auto* e) { return thimble_session_memory(s, nullptr, e); }},
       {"stats", [&](auto* e) { return thimble_session_stats(s, nullptr, e); }},
       {"get_options", [&](auto* e) { return thimble_session_get_options(nullptr, nullptr, e); }},

@@ -3,10 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/grammar_vocabulary.h"
 #include "tests/support/saved_sessions.h"
+#include "text/grammar/languages.h"
 
 namespace thimble::test {
 namespace {
+
+// A grammar of the text "ab".
+Constraint::Grammar a_grammar() {
+  static const GrammarVocabulary vocabulary;
+  return std::make_shared<const grammar::TokenGrammar>(
+      vocabulary.trie, must(grammar::Automaton::make(must(grammar::read_regex("ab")))));
+}
 
 // A sequence of 9 tokens in two heads, of which 6 tokens are read.
 SequenceState some_state() {
@@ -69,6 +78,7 @@ TEST(SequenceState, ComparesEveryField) {
       [](SequenceState& s) { s.attended = Attended::kUnknown; },
       [](SequenceState& s) { s.sampler.accept(3, 6); },
       [](SequenceState& s) { s.sampler.set_random(8); },
+      [](SequenceState& s) { s.constraint.set(a_grammar()); },
   };
   const SequenceState s = some_state();
   for (const auto& change : changes) {

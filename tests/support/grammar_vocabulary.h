@@ -78,7 +78,8 @@ inline std::optional<std::string> sample_text(const grammar::TokenGrammar& gramm
         const std::string_view piece = trie.text(id);
         if (trie.end_mask()[id]) logit *= 64;
         if (piece == "\"" || piece == "}" || piece == "]") logit *= 16;
-        if (piece.find_first_of("{[,.eE+-\\") != std::string_view::npos) logit /= 16;
+        if (piece == ",") logit *= 8;  // ends a number
+        if (piece.find_first_of("{[.eE+-\\") != std::string_view::npos) logit /= 16;
       }
       if (logit > most) {
         most = logit;

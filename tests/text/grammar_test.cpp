@@ -210,6 +210,8 @@ TEST(Grammar, SchemasThatCannotBeMetOrAreNotSupportedAreRefusedWithTheirPath) {
        {R"({"properties":{"x/y":{"type":"strin"}}})", "#/properties/x~1y/type: this type is not known"},
        {R"({"uniqueItems":true})", "#/uniqueItems: this keyword is not supported"},
        {R"({"oneOf":[]})", "#/oneOf"},
+       {R"({"allOf":[{"properties":{"a":true}}],"additionalProperties":false})",
+        "#/allOf/0: additionalProperties"},
        {R"({"anyOf":[]})", "#/anyOf: must be a list"},
        {R"({"anyOf":[{"type":"null"},{"not":{}}]})", "#/anyOf/1/not"},
        {R"({"enum":[]})", "#/enum: no value"},

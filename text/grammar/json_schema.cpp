@@ -197,6 +197,17 @@ class SchemaReader {
       if (!only_has(inner, {"$ref"})) return unsupported(path, "keywords next to $ref are not supported");
       THIMBLE_SET(schema, find(path, reference->text, found));
     }
+    for (const auto& [closed, other] : {std::pair(&outer, schema), std::pair(schema, &outer)}) {
+      const JsonValue* more = closed->find("additionalProperties");
+      const JsonValue* others = other->find("properties");
+      if (!more || (more->is(Kind::kBool) && more->truth) || !others) continue;
+      const JsonValue* listed = closed->find("properties");
+      for (const auto& [name, ignored] : others->members)
+        if (!listed || !listed->find(name))
+          return unsupported(path, "additionalProperties and the property " + escaped(name) +
+                                       ", which it does not see, are on different sides of " +
+                                       std::string(keyword));
+    }
     JsonValue both;
     both.kind = Kind::kObject;
     both.members = schema->members;
@@ -371,7 +382,7 @@ class SchemaReader {
       if (!value) continue;
       Decimal number;
       if (!value->is(Kind::kNumber) || !Decimal::read(value->text, number))
-        return wrong(path + "/" + key, "must be a number");
+        return wrong(path + "/" + key, "must be a number of at most 18 digits before and after the point");
       if (number.zero()) number.negative = false;
       const Bound b{number, key == open};
       const int order = out.value ? compare(number, *out.value) : 0;
@@ -416,7 +427,8 @@ class SchemaReader {
     if (const JsonValue* factor = schema.find("multipleOf")) {
       Decimal step;
       if (!factor->is(Kind::kNumber) || !Decimal::read(factor->text, step) || step.negative || step.zero())
-        return wrong(path + "/multipleOf", "must be a number above 0");
+        return wrong(path + "/multipleOf",
+                     "must be a number above 0, of at most 18 digits before and after the point");
       return multiples(step, integer, bounded, inside(low, true), inside(high, false), path + "/multipleOf");
     }
     if (integer) {

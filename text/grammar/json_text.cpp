@@ -11,6 +11,25 @@ namespace {
 // Characters of strings that need no escape.
 const CodeSet kUnescaped = {{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kLastCode}};
 
+// Digits of a number before the point, and after it, at most. Small models may not find the end of a number
+// by themselves.
+constexpr uint32_t kMostDigits = 18;
+
+// A byte of a string with its shortest escape, if it needs one.
+std::string escaped(char byte) {
+  constexpr std::string_view kShort = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
+  const size_t known = kShort.find(byte);
+  if (known != std::string_view::npos) return {'\\', kLetters[known]};
+  const std::string quoted = json_quoted(std::string(1, byte));
+  return static_cast<uint8_t>(byte) < 0x20 ? quoted.substr(1, quoted.size() - 2) : std::string(1, byte);
+}
+
+std::string quoted_text(std::string_view content) {
+  std::string out = "\"";
+  for (const char byte : content) out += escaped(byte);
+  return out + "\"";
+}
+
 }  // namespace
 
 Expr JsonText::space() { return syntax_.optional(syntax_.set({{' ', ' '}, {'\n', '\n'}})); }
@@ -27,7 +46,7 @@ Expr JsonText::exactly(const JsonValue& value) {
     case Kind::kNumber:
       return text(value.text);
     case Kind::kString:
-      return text(json_quoted(value.text));
+      return text(quoted_text(value.text));
     case Kind::kArray:
     case Kind::kObject:
       break;
@@ -45,7 +64,7 @@ Expr JsonText::exactly(const JsonValue& value) {
   }
   for (const auto& [name, member] : value.members) {
     next();
-    parts.push_back(text(json_quoted(name)));
+    parts.push_back(text(quoted_text(name)));
     parts.push_back(colon());
     parts.push_back(exactly(member));
   }
@@ -97,16 +116,8 @@ Expr JsonText::written(const CodeSet& set) {
   if (CodeSet plain = intersection(set, kUnescaped); !plain.empty())
     ways.push_back(syntax_.set(std::move(plain)));
   for (const CodeRange& r : intersection(set, complement(kUnescaped)))
-    for (uint32_t code = r.first; code <= r.last; ++code) {
-      constexpr std::string_view kShort = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
-      const size_t known = kShort.find(static_cast<char>(code));
-      if (known != std::string_view::npos) {
-        ways.push_back(text(std::string("\\") + kLetters[known]));
-      } else {
-        const std::string quoted = json_quoted(std::string(1, static_cast<char>(code)));
-        ways.push_back(text(std::string_view(quoted).substr(1, quoted.size() - 2)));
-      }
-    }
+    for (uint32_t code = r.first; code <= r.last; ++code)
+      ways.push_back(text(escaped(static_cast<char>(code))));
   return syntax_.choice(std::move(ways));
 }
 
@@ -186,17 +197,17 @@ Expr JsonText::digit(char first, char last) {
 Expr JsonText::any_integer() {
   return syntax_.sequence(
       {syntax_.optional(text("-")),
-       syntax_.choice({text("0"), syntax_.sequence({digit('1', '9'), digits(0, kUnbounded)})})});
+       syntax_.choice({text("0"), syntax_.sequence({digit('1', '9'), digits(0, kMostDigits - 1)})})});
 }
 
 Expr JsonText::any_fraction() {
-  return syntax_.optional(syntax_.sequence({text("."), digits(1, kUnbounded)}));
+  return syntax_.optional(syntax_.sequence({text("."), digits(1, kMostDigits)}));
 }
 
 Expr JsonText::any_number() {
   const Expr power =
       syntax_.sequence({syntax_.set({{'E', 'E'}, {'e', 'e'}}),
-                        syntax_.optional(syntax_.set({{'+', '+'}, {'-', '-'}})), digits(1, kUnbounded)});
+                        syntax_.optional(syntax_.set({{'+', '+'}, {'-', '-'}})), digits(1, 3)});
   return syntax_.sequence({any_integer(), any_fraction(), syntax_.optional(power)});
 }
 
@@ -231,9 +242,9 @@ Expr JsonText::whole_between(uint64_t low, std::optional<uint64_t> high) {
     // Among the numbers of one digit, 0 is first. Longer ones have no leading zeros.
     if (least <= most) ways.push_back(same_length(least, most));
   }
-  if (!high)
+  if (!high && from.size() < kMostDigits)
     ways.push_back(
-        syntax_.sequence({digit('1', '9'), digits(static_cast<uint32_t>(from.size()), kUnbounded)}));
+        syntax_.sequence({digit('1', '9'), digits(static_cast<uint32_t>(from.size()), kMostDigits - 1)}));
   return syntax_.choice(std::move(ways));
 }
 
@@ -288,10 +299,10 @@ Expr JsonText::fraction_between(const Fraction& f, size_t at, bool low, bool hig
   if (ends) ways.push_back(syntax_.empty());
   if (at == f.low.size()) {
     const bool exact_open = (low && f.low_open) || f.high_open;
-    if (high && !exact_open) ways.push_back(syntax_.repeat(text("0"), 1, kUnbounded));
+    if (high && !exact_open) ways.push_back(syntax_.repeat(text("0"), 1, kMostDigits));
     if (!high && low && f.low_open)
-      ways.push_back(syntax_.sequence({digits(0, kUnbounded), digit('1', '9'), digits(0, kUnbounded)}));
-    if (!high && !(low && f.low_open)) ways.push_back(digits(1, kUnbounded));
+      ways.push_back(syntax_.sequence({digits(0, kMostDigits), digit('1', '9'), digits(0, kMostDigits)}));
+    if (!high && !(low && f.low_open)) ways.push_back(digits(1, kMostDigits));
     return syntax_.choice(std::move(ways));
   }
   char first = low ? f.low[at] : '0', last = high ? f.high[at] : '9';
@@ -303,7 +314,7 @@ Expr JsonText::fraction_between(const Fraction& f, size_t at, bool low, bool hig
   if (high && !(low && first == last)) bound(last);
   if (low) ++first;
   if (high) --last;
-  if (first <= last) ways.push_back(syntax_.sequence({digit(first, last), digits(0, kUnbounded)}));
+  if (first <= last) ways.push_back(syntax_.sequence({digit(first, last), digits(0, kMostDigits)}));
   return syntax_.choice(std::move(ways));
 }
 

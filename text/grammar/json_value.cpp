@@ -11,6 +11,28 @@ constexpr uint32_t kDeepest = 100;  // nesting of values
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+// Splits a JSON number. The digits are as written, and so is the power of ten. False: it is none.
+bool split(std::string_view text, Decimal& out, std::string_view& power) {
+  size_t at = 0;
+  const auto digits = [&] {
+    const size_t first = at;
+    while (at < text.size() && is_digit(text[at])) ++at;
+    return text.substr(first, at - first);
+  };
+  const auto take = [&](char c) { return at < text.size() && text[at] == c && ++at; };
+  out.negative = take('-');
+  out.whole = digits();
+  if (out.whole.empty() || (out.whole[0] == '0' && out.whole.size() > 1)) return false;
+  if (take('.') && (out.fraction = digits()).empty()) return false;
+  if (take('e') || take('E')) {
+    const size_t sign = at;
+    if (!take('-')) take('+');
+    if (digits().empty()) return false;
+    power = text.substr(sign, at - sign);
+  }
+  return at == text.size();
+}
+
 Result<JsonValue> read_value(JsonReader& reader, uint32_t depth) {
   using Kind = JsonValue::Kind;
   if (depth > kDeepest)
@@ -46,15 +68,14 @@ Result<JsonValue> read_value(JsonReader& reader, uint32_t depth) {
   }
   THIMBLE_LET(word, reader.word());
   Decimal number;
+  std::string_view power;
   if (word == "true" || word == "false") {
     value.kind = Kind::kBool;
     value.truth = word == "true";
   } else if (is_digit(word[0]) || word[0] == '-') {
     value.kind = Kind::kNumber;
     value.text = word;
-    if (!Decimal::read(word, number))
-      return error(Code::kInvalidArgument, "the JSON schema has a number that is wrong or too long: %s",
-                   value.text.substr(0, 40).c_str());
+    if (!split(word, number, power)) return reader.wrong();
   } else if (word != "null") {
     return reader.wrong();
   }
@@ -78,37 +99,28 @@ Result<JsonValue> JsonValue::read(std::string_view text, const std::string& wher
 
 bool Decimal::read(std::string_view text, Decimal& out) {
   constexpr size_t kMostDigits = 18;
+  constexpr int kLargestPower = 64;
   out = {};
-  size_t at = 0;
-  const auto digits = [&] {
-    const size_t first = at;
-    while (at < text.size() && is_digit(text[at])) ++at;
-    return text.substr(first, at - first);
-  };
-  const auto take = [&](char c) { return at < text.size() && text[at] == c && ++at; };
-  out.negative = take('-');
-  out.whole = digits();
-  if (out.whole.empty() || (out.whole[0] == '0' && out.whole.size() > 1)) return false;
-  if (take('.') && (out.fraction = digits()).empty()) return false;
-  if (take('e') || take('E')) {
-    const bool down = take('-');
-    if (!down) take('+');
-    const std::string_view power = digits();
-    int shift = 0;
-    const auto read = std::from_chars(power.data(), power.data() + power.size(), shift);
-    if (power.empty() || read.ec != std::errc() || shift > 64) return false;
-    std::string& to = down ? out.fraction : out.whole;
-    std::string& from = down ? out.whole : out.fraction;
-    for (; shift > 0; --shift) {
-      const bool none = from.empty();
-      const char digit = none ? '0' : down ? from.back() : from.front();
-      if (!none) from.erase(down ? from.size() - 1 : 0, 1);
-      to.insert(down ? to.begin() : to.end(), digit);
-    }
+  std::string_view power;
+  if (!split(text, out, power)) return false;
+  const bool down = power.starts_with('-');
+  if (down || power.starts_with('+')) power.remove_prefix(1);
+  int shift = 0;
+  if (!power.empty() &&
+      (std::from_chars(power.data(), power.data() + power.size(), shift).ec != std::errc() ||
+       shift > kLargestPower))
+    return false;
+  std::string& to = down ? out.fraction : out.whole;
+  std::string& from = down ? out.whole : out.fraction;
+  for (; shift > 0; --shift) {
+    const bool none = from.empty();
+    const char digit = none ? '0' : down ? from.back() : from.front();
+    if (!none) from.erase(down ? from.size() - 1 : 0, 1);
+    to.insert(down ? to.begin() : to.end(), digit);
   }
   out.whole.erase(0, out.whole.find_first_not_of('0'));
   out.fraction.erase(out.fraction.find_last_not_of('0') + 1);
-  return at == text.size() && out.whole.size() <= kMostDigits && out.fraction.size() <= kMostDigits;
+  return out.whole.size() <= kMostDigits && out.fraction.size() <= kMostDigits;
 }
 
 }  // namespace thimble::grammar

@@ -51,7 +51,7 @@ void Matcher::clear() {
   pieces_.clear();
   dense_.clear();
   states_[kDead].row = 0;
-  states_[kDead].after_plain = kDead;
+  plain_.clear();
   reach(automaton_.start(), kNoFrame);
   start_ = take_reached();
 }
@@ -59,7 +59,8 @@ void Matcher::clear() {
 uint64_t Matcher::host_bytes() const {
   return automaton_.host_bytes() + frames_.capacity() * sizeof(Frame) + states_.capacity() * sizeof(Known) +
          places_.capacity() * sizeof(Place) + rows_.capacity() * sizeof(Row) +
-         pieces_.capacity() * sizeof(Piece) + dense_.size() * sizeof dense_[0];
+         pieces_.capacity() * sizeof(Piece) + dense_.size() * sizeof dense_[0] +
+         plain_.capacity() * sizeof(Plain);
 }
 
 uint32_t Matcher::push(uint32_t node, uint32_t count, uint32_t below) {
@@ -208,17 +209,16 @@ void Matcher::make_row(State state) {
 
 namespace {
 
-// The first bytes of ordinary text, how many bytes follow, and the range of the second byte.
+// The first bytes of ordinary characters outside ASCII, how many bytes follow, and the range of the second.
 struct Lead {
   uint8_t first, last;
   uint32_t more;
   uint8_t low, high;
 };
-constexpr Lead kLeads[] = {
-    {0x20, 0x21, 0, 0, 0},       {0x23, 0x5B, 0, 0, 0},       {0x5D, 0x7E, 0, 0, 0},
-    {0xC2, 0xDF, 1, 0x80, 0xBF}, {0xE0, 0xE0, 2, 0xA0, 0xBF}, {0xE1, 0xEC, 2, 0x80, 0xBF},
-    {0xED, 0xED, 2, 0x80, 0x9F}, {0xEE, 0xEF, 2, 0x80, 0xBF}, {0xF0, 0xF0, 3, 0x90, 0xBF},
-    {0xF1, 0xF3, 3, 0x80, 0xBF}, {0xF4, 0xF4, 3, 0x80, 0x8F}};
+constexpr Lead kLeads[] = {{0xC2, 0xDF, 1, 0x80, 0xBF}, {0xE0, 0xE0, 2, 0xA0, 0xBF},
+                           {0xE1, 0xEC, 2, 0x80, 0xBF}, {0xED, 0xED, 2, 0x80, 0x9F},
+                           {0xEE, 0xEF, 2, 0x80, 0xBF}, {0xF0, 0xF0, 3, 0x90, 0xBF},
+                           {0xF1, 0xF3, 3, 0x80, 0xBF}, {0xF4, 0xF4, 3, 0x80, 0x8F}};
 
 }  // namespace
 
@@ -234,28 +234,40 @@ bool Matcher::leads(State state, uint8_t first, uint8_t last, uint32_t more, Sta
   return true;
 }
 
-Matcher::State Matcher::after_plain(State state) {
-  if (states_[state].after_plain != NumberTable::kNone) return states_[state].after_plain;
-  State to = step(state, ' ');
-  for (const Lead& lead : kLeads) {
-    State seen = kDead;
-    for (uint32_t b = lead.first; b <= lead.last && to != kDead; ++b) {
-      const State next = step(state, static_cast<uint8_t>(b));
-      if (next != kDead && next == seen) continue;
-      seen = next;
-      if (next == kDead ||
-          (lead.more == 0 ? next != to : !leads(next, lead.low, lead.high, lead.more - 1, to)))
-        to = kDead;
-    }
+Matcher::Plain Matcher::find_plain(State state) {
+  Plain found;
+  for (uint32_t b = 0; b < 0x80; ++b) {
+    if (!PlainSet::plain(b)) continue;
+    const State next = step(state, static_cast<uint8_t>(b));
+    if (next == kDead) continue;
+    if (found.next == kDead) found.next = next;
+    if (next != found.next) return {};
+    found.allowed.add(b);
   }
-  return states_[state].after_plain = to;
+  // The other characters must all be refused, or all lead to the same state.
+  uint32_t refused = 0, lead = 0;
+  for (const Lead& l : kLeads)
+    for (uint32_t b = l.first; b <= l.last; ++b) {
+      ++lead;
+      const State next = step(state, static_cast<uint8_t>(b));
+      if (next == kDead)
+        ++refused;
+      else if (found.next == kDead || refused || !leads(next, l.low, l.high, l.more - 1, found.next))
+        return {};
+    }
+  if (refused == 0) found.allowed.add(kLastCode);
+  if (refused != 0 && refused != lead) return {};
+  found.uniform = true;
+  return found;
 }
 
-bool Matcher::refuses_plain(State state) {
-  for (const Lead& lead : kLeads)
-    for (uint32_t b = lead.first; b <= lead.last; ++b)
-      if (step(state, static_cast<uint8_t>(b)) != kDead) return false;
-  return true;
+const Matcher::Plain& Matcher::plain(State state) {
+  if (states_[state].plain == NumberTable::kNone) {
+    const Plain found = find_plain(state);
+    states_[state].plain = static_cast<uint32_t>(plain_.size());
+    plain_.push_back(found);
+  }
+  return plain_[states_[state].plain];
 }
 
 // ---- saving ----

@@ -13,6 +13,24 @@
 
 namespace thimble::grammar {
 
+// A set of ordinary characters: those that have no meaning in the syntax of strings, which is why long texts
+// consist of them. ASCII characters are members one by one; all others are members together.
+struct PlainSet {
+  uint64_t bits[2] = {};
+
+  static bool plain(uint32_t code) { return code >= 0x20 && code != '"' && code != '\\' && code != 0x7F; }
+  // `code` is plain.
+  void add(uint32_t code) {
+    const uint32_t bit = code < 0x7F ? code : 0x7F;
+    bits[bit / 64] |= uint64_t(1) << (bit % 64);
+  }
+  bool empty() const { return !(bits[0] | bits[1]); }
+  bool holds(const PlainSet& other) const {
+    return !(other.bits[0] & ~bits[0]) && !(other.bits[1] & ~bits[1]);
+  }
+  bool operator==(const PlainSet&) const = default;
+};
+
 // Numbers of keys that are stored elsewhere, found by their hash. The caller compares the keys.
 class NumberTable {
  public:
@@ -64,11 +82,13 @@ class Matcher {
   size_t states() const { return states_.size(); }
   uint64_t host_bytes() const;
 
-  // Whether every code point of ordinary text (in_plain_text()) leads to the same state. Returns that state,
-  // or kDead.
-  State after_plain(State state);
-  // Whether no such code point is allowed.
-  bool refuses_plain(State state);
+  // What ordinary characters (PlainSet) may come next, if all of them lead to the same state.
+  struct Plain {
+    bool uniform = false;  // otherwise the rest says nothing
+    State next = kDead;
+    PlainSet allowed;
+  };
+  const Plain& plain(State state);
 
  private:
   // An open call or repetition. `node` says which.
@@ -92,7 +112,7 @@ class Matcher {
   struct Known {
     uint32_t first = 0, count = 0;  // of its places
     uint32_t row = NumberTable::kNone;
-    State after_plain = NumberTable::kNone;
+    uint32_t plain = NumberTable::kNone;
     bool complete = false;
   };
   static constexpr uint32_t kNoFrame = 0;
@@ -104,6 +124,7 @@ class Matcher {
   void make_row(State state);
   // Whether this range of bytes leads to states from which `more` continuation bytes all lead to `to`.
   bool leads(State state, uint8_t first, uint8_t last, uint32_t more, State to);
+  Plain find_plain(State state);
   uint32_t push(uint32_t node, uint32_t count, uint32_t below);
   // Adds the places that are reached from a node without reading a byte.
   void reach(uint32_t node, uint32_t frame);
@@ -121,16 +142,11 @@ class Matcher {
   std::vector<Row> rows_;
   std::vector<Piece> pieces_;
   std::deque<std::array<State, 256>> dense_;
+  std::vector<Plain> plain_;
   // Scratch memory of reach().
   std::vector<Place> todo_, reached_;
   std::vector<uint64_t> visited_ = std::vector<uint64_t>(64, UINT64_MAX);
   std::vector<uint32_t> visited_slots_;
 };
-
-// Whether a token of such characters fits anywhere inside an ordinary string: no control character, quote or
-// backslash.
-inline bool in_plain_text(uint32_t code) {
-  return code >= 0x20 && code != '"' && code != '\\' && code != 0x7F;
-}
 
 }  // namespace thimble::grammar

@@ -108,19 +108,22 @@ void TokenGrammar::add_tokens(const Trie& trie, Matcher::State state, TokenMask&
   }
 }
 
-// As long as all ordinary characters lead on in the same way, all tokens of so many characters are allowed.
+// As long as the same ordinary characters are allowed and all lead on in the same way, all tokens of so many
+// of these characters are allowed.
 void TokenGrammar::add_plain(Matcher::State state, TokenMask& mask) const {
+  const Matcher::Plain first = matcher_.plain(state);
+  if (first.uniform && first.allowed.empty()) return;
   uint32_t length = 0;
-  Matcher::State last = state;
-  for (; length < TokenTrie::kLongestPlain; ++length) {
-    const Matcher::State next = matcher_.after_plain(last);
-    if (next == Matcher::kDead) break;
-    if (next == last) length = TokenTrie::kLongestPlain - 1;  // and so on
+  Matcher::Plain last = first;
+  while (length < TokenTrie::kLongestPlain && last.uniform && last.allowed == first.allowed) {
+    ++length;
+    const Matcher::Plain next = matcher_.plain(last.next);
+    if (last.next == state) length = TokenTrie::kLongestPlain;  // and so on
     last = next;
   }
-  mask.add(trie_->plain_mask(length));
-  if (length < TokenTrie::kLongestPlain && !matcher_.refuses_plain(last))
-    add_tokens(trie_->plain(), state, mask);
+  if (length > 0) trie_->add_plain(first.allowed, length, mask);
+  const bool refuses = last.uniform && last.allowed.empty();
+  if (length < TokenTrie::kLongestPlain && !refuses) add_tokens(trie_->plain(), state, mask);
 }
 
 uint64_t TokenGrammar::host_bytes() const {

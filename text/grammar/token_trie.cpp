@@ -2,23 +2,13 @@
 
 #include <algorithm>
 
-#include "text/grammar/matcher.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
 namespace thimble::grammar {
 namespace {
 
-// The number of code points of ordinary text, or 0 if it is not.
-uint32_t plain_length(std::string_view text) {
-  uint32_t length = 0;
-  for (; !text.empty(); ++length) {
-    const CodePoint c = first_code_point(text);
-    if (c.value >= kInvalidUtf8 || !in_plain_text(c.value)) return 0;
-    text.remove_prefix(c.size);
-  }
-  return length;
-}
+constexpr size_t kMostSets = 16;  // whose masks are remembered
 
 Trie make_trie(const TokenTrie& all, std::vector<int32_t> ids) {
   std::sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
@@ -64,7 +54,7 @@ bool TokenMask::none() const {
 
 TokenTrie::TokenTrie(const Tokenizer& tokenizer) : tokens_(tokenizer.size()), end_mask_(tokens_) {
   std::vector<int32_t> plain, other;
-  plain_masks_.assign(kLongestPlain + 1, TokenMask(tokens_));
+  std::vector<Made> made(tokens_);
   for (uint32_t i = 0; i < tokens_; ++i) {
     const auto id = static_cast<int32_t>(i);
     begins_.push_back(static_cast<uint32_t>(bytes_.size()));
@@ -74,22 +64,48 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : tokens_(tokenizer.size()), en
     }
     if (!tokenizer.is_text(id)) continue;
     tokenizer.append_piece(id, false, bytes_);
-    const std::string_view text = std::string_view(bytes_).substr(begins_[i]);
+    std::string_view text = std::string_view(bytes_).substr(begins_[i]);
     if (text.size() > UINT16_MAX) bytes_.resize(begins_[i]);
     if (bytes_.size() == begins_[i]) continue;
-    const uint32_t length = plain_length(text);
-    const bool is_plain = length > 0 && length <= kLongestPlain;
+    bool is_plain = true;
+    for (Made& m = made[i]; !text.empty() && is_plain; ++m.length) {
+      const CodePoint c = first_code_point(text);
+      is_plain = c.value < kInvalidUtf8 && PlainSet::plain(c.value) && m.length < kLongestPlain;
+      if (is_plain) m.of.add(c.value);
+      text.remove_prefix(c.size);
+    }
     (is_plain ? plain : other).push_back(id);
-    for (uint32_t l = length; is_plain && l <= kLongestPlain; ++l) plain_masks_[l].set(id);
   }
   begins_.push_back(static_cast<uint32_t>(bytes_.size()));
   plain_ = make_trie(*this, std::move(plain));
   other_ = make_trie(*this, std::move(other));
+  for (const int32_t id : plain_.ids) made_.push_back(made[static_cast<size_t>(id)]);
+}
+
+void TokenTrie::add_plain(const PlainSet& set, uint32_t length, TokenMask& mask) const {
+  const std::scoped_lock lock(mutex_);
+  auto known = std::find_if(masks_.begin(), masks_.end(), [&](const auto& m) { return m->set == set; });
+  if (known == masks_.end()) {
+    if (masks_.size() < kMostSets) {
+      known = masks_.insert(masks_.end(), std::make_unique<PlainMasks>());
+    } else {
+      known = masks_.begin() + static_cast<std::ptrdiff_t>(next_mask_++ % kMostSets);
+    }
+    PlainMasks& m = **known;
+    m.set = set;
+    m.of_length.assign(kLongestPlain + 1, TokenMask(tokens_));
+    for (size_t i = 0; i < made_.size(); ++i)
+      if (set.holds(made_[i].of)) m.of_length[made_[i].length].set(plain_.ids[i]);
+    for (uint32_t l = 1; l <= kLongestPlain; ++l) m.of_length[l].add(m.of_length[l - 1]);
+  }
+  mask.add((*known)->of_length[length]);
 }
 
 uint64_t TokenTrie::host_bytes() const {
+  const std::scoped_lock lock(mutex_);
   return bytes_.capacity() + begins_.capacity() * sizeof begins_[0] + bytes_of(plain_) + bytes_of(other_) +
-         plain_masks_.size() * plain_masks_[0].words().size_bytes();
+         made_.capacity() * sizeof(Made) +
+         masks_.size() * (kLongestPlain + 1) * end_mask_.words().size_bytes();
 }
 
 }  // namespace thimble::grammar

@@ -3,10 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "text/grammar/matcher.h"
 
 namespace thimble {
 class Tokenizer;
@@ -63,12 +67,13 @@ class TokenTrie {
   const std::vector<int32_t>& ends() const { return ends_; }
   const TokenMask& end_mask() const { return end_mask_; }
 
-  // Tokens of ordinary text (in_plain_text()) with at most kLongestPlain code points, and all others.
+  // Tokens of ordinary characters (PlainSet) with at most kLongestPlain code points, and all others.
   static constexpr uint32_t kLongestPlain = 24;
   const Trie& plain() const { return plain_; }
   const Trie& other() const { return other_; }
-  // The plain tokens of at most `length` code points.
-  const TokenMask& plain_mask(uint32_t length) const { return plain_masks_[length]; }
+  // Adds the plain tokens of at most `length` code points, all of which are in the set. The masks of sets are
+  // remembered. Any thread may call this.
+  void add_plain(const PlainSet& set, uint32_t length, TokenMask& mask) const;
   uint64_t host_bytes() const;
 
  private:
@@ -78,7 +83,19 @@ class TokenTrie {
   std::vector<int32_t> ends_;
   TokenMask end_mask_;
   Trie plain_, other_;
-  std::vector<TokenMask> plain_masks_;
+  // What each token of plain_.ids consists of.
+  struct Made {
+    PlainSet of;
+    uint32_t length;
+  };
+  std::vector<Made> made_;
+  struct PlainMasks {
+    PlainSet set;
+    std::vector<TokenMask> of_length;  // up to so many code points
+  };
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<PlainMasks>> masks_;
+  mutable size_t next_mask_ = 0;  // that is replaced when there are too many
 };
 
 }  // namespace thimble::grammar

@@ -139,6 +139,16 @@ final class Runner {
         session.setSampler(sampler);
         return Map.of("set", true);
       }
+      case "grammar": {
+        if (step.text("kind").equals("none")) {
+          session.setGrammar(null);
+        } else {
+          try (Grammar grammar = model.grammar(Grammar.Kind.valueOf(step.text("kind").toUpperCase()), step.text("text"))) {
+            session.setGrammar(grammar);
+          }
+        }
+        return Map.of("set", true);
+      }
       case "clone":
         sessions.put(step.text("as"), session.cloned());
         return position(sessions.get(step.text("as")));

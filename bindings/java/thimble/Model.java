@@ -66,6 +66,11 @@ public final class Model extends Handle {
     return call(model -> new Heads(this, Native.headsOpen(model, Thimble.terminated(path.toString()))));
   }
 
+  /** What an answer may be. */
+  public Grammar grammar(Grammar.Kind kind, String text) {
+    return call(model -> new Grammar(Native.grammarCreate(model, kind.ordinal(), Thimble.bytes(text))));
+  }
+
   /** The memory of a session with these options. */
   public Memory plan(Options options) {
     Memory memory = new Memory();

@@ -33,6 +33,8 @@ final class Native {
   static native long headsOpen(long model, byte[] path);
   static native void headsFree(long heads);
   static native int headsRetention(long heads);
+  static native long grammarCreate(long model, int kind, byte[] text);
+  static native void grammarFree(long grammar);
   static native int[] tokenize(long model, byte[] text, int flags);
   static native byte[] detokenize(long model, int[] ids, int flags);
   static native boolean tokenEnds(long model, int token);
@@ -61,6 +63,7 @@ final class Native {
   static native float[] attendedByPosition(long session);
   static native void setSampler(long session, Sampler sampler);
   static native void setBias(long session, int[] tokens, float[] biases);
+  static native void setGrammar(long session, long grammar);
   static native void memory(long session, Memory out);
   static native byte[] options(long session, Options out);
   static native void stats(long session, Stats out);

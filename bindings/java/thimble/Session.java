@@ -133,6 +133,18 @@ public final class Session extends Handle {
     run(session -> Native.setBias(session, tokens, biases));
   }
 
+  /** From now on, the generated tokens form a text of the grammar, which begins with the next one. Null: any token may come. */
+  public void setGrammar(Grammar grammar) {
+    if (grammar == null) {
+      run(session -> Native.setGrammar(session, 0));
+    } else {
+      grammar.call(pointer -> {
+        run(session -> Native.setGrammar(session, pointer));
+        return null;
+      });
+    }
+  }
+
   /** The memory of the session. */
   public Memory memory() {
     Memory memory = new Memory();

@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from . import _c
 from ._c import ThimbleError
 
-__all__ = ["Device", "Heads", "Memory", "Model", "ModelInfo", "Options", "Sampler", "Session", "Stats", "ThimbleError",
+__all__ = ["Device", "Grammar", "Heads", "Memory", "Model", "ModelInfo", "Options", "Sampler", "Session", "Stats", "ThimbleError",
            "build_info", "devices", "session_file_info", "session_file_note", "version"]
 
 Path = Union[str, "os.PathLike[str]"]
@@ -374,6 +374,10 @@ class Model(_Handle):
         """Open the heads (a trained retainer) in this file; ThimbleError MISMATCH if they belong to another model."""
         return Heads(self, path)
 
+    def grammar(self, kind: str, text: Union[str, Mapping[str, Any]]) -> "Grammar":
+        """What an answer may be: kind "json_schema" (a mapping or its text), "regex" or "gbnf". Session.set_grammar takes it."""
+        return Grammar(self, kind, text if isinstance(text, str) else json.dumps(text))
+
     def plan(self, options: Optional[Options] = None) -> Memory:
         """The memory of a session with these options."""
         with self._lent() as model, _c_options(options, self) as c_options:
@@ -414,6 +418,20 @@ class Heads(_Handle):
         prefix = "THIMBLE_RETENTION_"
         return next(name[len(prefix):].lower() for name, value in _c.CONSTANTS.items()
                     if name.startswith(prefix) and value == number)
+
+
+class Grammar(_Handle):
+    """The texts that a model may generate: Model.grammar() makes one."""
+
+    _free = "thimble_grammar_free"
+
+    def __init__(self, model: Model, kind: str, text: str):
+        if kind not in ("json_schema", "regex", "gbnf"):
+            raise ValueError(f"kind cannot be {kind!r}")
+        pointer, data = c_void_p(), text.encode()
+        with model._lent() as needed:
+            _c.call(f"thimble_grammar_create_{kind}", needed, data, len(data), byref(pointer))
+        super().__init__(pointer)
 
 
 class Session(_Handle):
@@ -608,6 +626,11 @@ class Session(_Handle):
         """Adds a number to the logits of these tokens before one is sampled, until the next call."""
         count = len(biases)
         self._call("thimble_session_set_bias", (c_int32 * count)(*biases), (c_float * count)(*biases.values()), count)
+
+    def set_grammar(self, grammar: Optional[Grammar]) -> None:
+        """From now on, the generated tokens form a text of the grammar, which begins with the next one. None: any token may come."""
+        with grammar._lent() if grammar else contextlib.nullcontext() as pointer:
+            self._call("thimble_session_set_grammar", pointer)
 
     def memory(self) -> Memory:
         """The memory of the session."""

@@ -126,6 +126,11 @@ private class KotlinRunner(private val root: File, private val file: File) {
             })
             said("set" to true)
         }
+        "grammar" -> {
+            if (step.text("kind") == "none") session.setGrammar(null)
+            else model.grammar(Grammar.Kind.valueOf(step.text("kind").toUpperCase()), step.text("text")).use { session.setGrammar(it) }
+            said("set" to true)
+        }
         "save" -> said("saved" to true).also { session.save(file.toPath(), step.text("note").toByteArray()) }
         "kept" -> session.kept(step.int("layer"), step.int("kv_head")).let { kept ->
             if (step.flag("only_count")) said("count" to kept.size) else said("positions" to kept)

@@ -65,6 +65,10 @@ pub struct thimble_heads {
     _opaque: [u8; 0],
 }
 #[repr(C)]
+pub struct thimble_grammar {
+    _opaque: [u8; 0],
+}
+#[repr(C)]
 pub struct thimble_session {
     _opaque: [u8; 0],
 }
@@ -245,6 +249,22 @@ functions! {
     ) -> thimble_status;
     fn thimble_session_set_bias(
         session: *mut thimble_session, tokens: *const i32, biases: *const f32, count: u64, error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_grammar_create_json_schema(
+        model: *const thimble_model, schema: *const c_char, length: u64, grammar: *mut *mut thimble_grammar,
+        error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_grammar_create_regex(
+        model: *const thimble_model, pattern: *const c_char, length: u64, grammar: *mut *mut thimble_grammar,
+        error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_grammar_create_gbnf(
+        model: *const thimble_model, text: *const c_char, length: u64, grammar: *mut *mut thimble_grammar,
+        error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_grammar_free(grammar: *mut thimble_grammar);
+    fn thimble_session_set_grammar(
+        session: *mut thimble_session, grammar: *const thimble_grammar, error: *mut thimble_error,
     ) -> thimble_status;
     fn thimble_session_memory(
         session: *mut thimble_session, memory: *mut thimble_memory, error: *mut thimble_error,

@@ -293,6 +293,28 @@ impl Model {
         Ok(Heads(Arc::new(HeadsHandle { pointer, model: self.0.clone() })))
     }
 
+    /// The JSON texts that a JSON schema describes.
+    pub fn json_schema(&self, schema: &str) -> Result<Grammar> {
+        self.grammar(sys::thimble_grammar_create_json_schema, schema)
+    }
+
+    /// The texts that match a regular expression as a whole.
+    pub fn regex(&self, pattern: &str) -> Result<Grammar> {
+        self.grammar(sys::thimble_grammar_create_regex, pattern)
+    }
+
+    /// The texts of a grammar in llama.cpp's notation.
+    pub fn gbnf(&self, text: &str) -> Result<Grammar> {
+        self.grammar(sys::thimble_grammar_create_gbnf, text)
+    }
+
+    fn grammar(&self, create: CreateGrammar, text: &str) -> Result<Grammar> {
+        let mut pointer = null_mut();
+        // Safety: model and text exist during the call.
+        check(|error| unsafe { create(self.0.pointer, text.as_ptr().cast(), text.len() as u64, &mut pointer, error) })?;
+        Ok(Grammar { pointer })
+    }
+
     /// The memory of a session with these options.
     pub fn plan(&self, options: &Options) -> Result<Memory> {
         let mut memory = zeroed::<Memory>();
@@ -353,6 +375,30 @@ impl Heads {
             sys::THIMBLE_RETENTION_ADORE => Retention::Adore,
             _ => Retention::Locret,
         }
+    }
+}
+
+type CreateGrammar = unsafe extern "C" fn(
+    *const sys::thimble_model,
+    *const std::os::raw::c_char,
+    u64,
+    *mut *mut sys::thimble_grammar,
+    *mut sys::thimble_error,
+) -> sys::thimble_status;
+
+/// The texts that a model may generate: `Model::json_schema`, `regex` and `gbnf` make one, `Session::set_grammar` takes it.
+pub struct Grammar {
+    pointer: *mut sys::thimble_grammar,
+}
+
+// Safety: grammars are immutable, and any number of threads may use them (thimble.h).
+unsafe impl Send for Grammar {}
+unsafe impl Sync for Grammar {}
+
+impl Drop for Grammar {
+    fn drop(&mut self) {
+        // Safety: this is its only owner; sessions keep what they need.
+        unsafe { sys::thimble_grammar_free(self.pointer) }
     }
 }
 
@@ -527,6 +573,13 @@ impl Session {
         self.call(|s, error| unsafe {
             sys::thimble_session_set_bias(s, tokens.as_ptr(), values.as_ptr(), count, error)
         })
+    }
+
+    /// From now on, the generated tokens form a text of the grammar, which begins with the next one. `None`: any token may
+    /// come.
+    pub fn set_grammar(&mut self, grammar: Option<&Grammar>) -> Result<()> {
+        let pointer = grammar.map_or(std::ptr::null(), |grammar| grammar.pointer as *const _);
+        self.call(|s, error| unsafe { sys::thimble_session_set_grammar(s, pointer, error) })
     }
 
     /// The memory of the session.

@@ -145,6 +145,17 @@ impl Runner {
                 session.set_sampler(&sampler)?;
                 Ok(object([("set", Json::Bool(true))]))
             }
+            "grammar" => {
+                let model = self.model.as_ref().expect("a model is open");
+                let grammar = match step.text("kind") {
+                    "none" => None,
+                    "json_schema" => Some(model.json_schema(step.text("text"))?),
+                    "regex" => Some(model.regex(step.text("text"))?),
+                    _ => Some(model.gbnf(step.text("text"))?),
+                };
+                session.set_grammar(grammar.as_ref())?;
+                Ok(object([("set", Json::Bool(true))]))
+            }
             "clone" => {
                 let mut twin = session.try_clone()?;
                 let result = position(&mut twin);
