@@ -86,7 +86,8 @@ def forms(r):
     grammars = ["root ::= root", 'root ::= root "a" | "b"', 'root ::= ("a" | "b"){1000}{1000}', "root ::= [^a]*", 'root ::= ' + '"a" ' * n,
                 "root ::= " + "(" * n + '"a"' + ")" * n, "x", "root ::= x"]
     field = r.choice([{"guided_json": r.choice(schemas)}, {"grammar": r.choice(grammars)}, {"response_format": {"type": "json_object"}},
-                      {"tools": [{"type": "function", "function": {"name": "f", "parameters": r.choice(schemas[:-2])}}], "tool_choice": "required"}])
+                      {"tools": [{"type": "function", "function": {"name": "f", "parameters": r.choice(schemas[:3])}}],  # which the model reads
+                       "tool_choice": "required"}])
     return post(chat(max_tokens=5, temperature=r.choice([0, 2]), **field)), {b"200", b"400"}
 
 
