@@ -2,15 +2,12 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "apps/library.h"
 #include "apps/serve/answer.h"
 
 namespace app::serve {
-
-using Grammar = std::unique_ptr<thimble_grammar, Free<thimble_grammar_free>>;
 
 // The grammars of a request. null: none.
 struct Grammars {

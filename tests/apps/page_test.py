@@ -193,10 +193,21 @@ class Page(unittest.TestCase):
         self.assertAlmostEqual(100 * held / (16 * tokens), float(share), delta=0.1)  # 3 digits are shown
         self.assert_fits()
         self.shoot("wide")
+        # An answer has the form that is asked for; a wrong form is explained.
+        self.find("#form summary").click()
+        schema = {"type": "object", "properties": {"code": {"enum": ["40917"]}}, "required": ["code"], "additionalProperties": False}
+        self.find("#schema").send_keys(json.dumps(schema))
+        self.assertEqual(json.loads(self.ask(QUESTION)), {"code": "40917"})
+        self.find("#schema").send_keys("}")
+        self.find("#question").send_keys("Who?", Keys.ENTER)
+        self.wait(lambda: "JSON schema" in self.text("#problem"))
+        self.idle()
+        for field in ("#schema", "#question"):
+            self.find(field).clear()
         # Text that looks like HTML is shown as text, and the conversation continues.
         self.ask("<b>Who</b> is in the house?")
         self.assertEqual(self.all("#log b"), [])
-        self.assertEqual(self.all("article.user .text")[1].text, "<b>Who</b> is in the house?")
+        self.assertEqual(self.all("article.user .text")[2].text, "<b>Who</b> is in the house?")
         # On a phone, in the dark.
         self.look(360, 740, dark=True)
         self.assert_fits()

@@ -7,6 +7,7 @@ import signal
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -229,6 +230,24 @@ class Answers(unittest.TestCase):
         status, _, error = self.server.ask("POST", "/v1/completions", {"prompt": "a", "logit_bias": {"99999999": 1}})
         self.assertEqual(status, 400)
         self.assertIn("99999999", error["error"]["message"])
+
+    def test_answers_with_a_form_are_those_of_the_command(self):
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
+                  "required": ["city", "sure"], "additionalProperties": False}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(schema, file)
+            file.flush()
+            expected = thimble("run", "-m", MODEL, *POLICY, "--json-schema", file.name, "-p", QUESTION)
+        self.assertEqual(set(json.loads(expected)), {"city", "sure"})
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+        self.assertEqual(self.server.chat(QUESTION, **form)["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertEqual(content(self.server.stream({"messages": [user(QUESTION)], **form})) + "\n", expected)
+        # The next turn is free of it, and so is a request that continues the conversation.
+        messages = [user(QUESTION), {"role": "assistant", "content": expected}, user(QUESTION)]
+        self.assertNotIn("{", self.server.chat(messages)["choices"][0]["message"]["content"])
+        for seed in range(5):  # any sampled text meets it
+            text = self.server.chat(QUESTION, seed=seed, temperature=2, top_k=0, top_p=1, **form)["choices"][0]["message"]["content"]
+            self.assertIn(json.loads(text)["sure"], (True, False))
 
     def test_two_at_once_get_what_each_would_alone(self):
         questions = [BOOK[:4000] + "\n\nWho is in the house?", BOOK[9000:13000] + "\n\nWhere is the garden?"]
