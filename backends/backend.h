@@ -92,6 +92,7 @@ struct ModelShape {
   uint32_t experts = 0, chosen_experts = 0;  // experts of a layer, and per token; d_ff is then per expert
   uint32_t d_ff_shared = 0;                  // of the shared expert, which every token passes; 0: none
   uint32_t delta_keys = 0, delta_values = 0, delta_width = 0;  // heads of delta_net, and their width; 0: none
+  uint32_t ssm_heads = 0;                                      // of ssm; 0: none
   uint32_t mixer_in = 0, mixer_out = 0;  // of recurrent mixers: rows of the first matrix, columns of the last
   std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 without a retainer
   bool operator==(const ModelShape&) const = default;
@@ -174,6 +175,9 @@ struct Linear {
   In bias;   // f32 [out_cols], or empty
   Out y;     // [rows][y_stride]
   LinearParams p;
+  // x is not rounded, even where a product of many rows is computed in f16. For few columns. CUDA does not do
+  // this.
+  bool exact = false;
 };
 // h = act(Wg x) * (Wu x)
 struct Glu {

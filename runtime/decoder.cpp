@@ -109,13 +109,14 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
 void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
   Recorder& r = l.recorder;
   const uint32_t stride = m.first_cols();
-  const auto project = [&](const Tensor& w, uint32_t column) {
-    linear(r, l.input(), shape_.d_model, w, {}, qkv_columns(column), stride, false);
+  const auto project = [&](const Tensor& w, uint32_t column, bool exact) {
+    linear(r, l.input(), shape_.d_model, w, {}, qkv_columns(column), stride, false, kStepRows, exact);
   };
-  project(m.qkv, 0);
-  project(m.z, m.z_column());
-  project(m.beta, m.beta_column());
-  project(m.alpha, m.alpha_column());
+  project(m.qkv, 0, false);
+  project(m.z, m.z_column(), false);
+  // The exponential of alpha multiplies everything that the state holds.
+  project(m.beta, m.beta_column(), true);
+  project(m.alpha, m.alpha_column(), true);
   r.record(ShortConv{.x = at_.qkv,
                      .w = weights_.of(m.conv),
                      .bias = {},
@@ -880,7 +881,7 @@ void Decoder::gate(const LayerStep& l) const {
 }
 
 void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
-                     uint32_t y_stride, bool add, uint32_t rows) const {
+                     uint32_t y_stride, bool add, uint32_t rows, bool exact) const {
   r.record(Linear{.x = x,
                   .w = weights_.of(w),
                   .bias = weights_.of(bias),
@@ -890,7 +891,8 @@ void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, co
                         .x_stride = x_stride,
                         .y_stride = y_stride,
                         .add = add,
-                        .rows = rows}});
+                        .rows = rows},
+                  .exact = exact});
 }
 
 // The columns of the qkv rows from column `first` on. q begins at column 0.

@@ -96,7 +96,7 @@ class Decoder {
                  uint32_t cols) const;
   void copy_stream(Recorder&, const View& to) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
-              uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
+              uint32_t y_stride, bool add, uint32_t rows = kStepRows, bool exact = false) const;
   Weight passed_rows(const Tensor& table, const View& rows) const;
   View qkv_columns(uint32_t first) const;
 

@@ -161,6 +161,7 @@ class DenseOps : public OpTest {
     float x_max = 1;
     bool whole = false;  // whole numbers, whose products must be exact on every device
     float scale = 1;     // of W
+    bool exact = false;
   };
   static Weight scaled(Weight w, float scale) {
     w.scale = scale;
@@ -169,10 +170,10 @@ class DenseOps : public OpTest {
 
   void check_linear(Random& random, const LinearCase& c) {
     const uint32_t n = c.n, cols = c.cols, rows = c.rows, max_rows = c.max_rows ? c.max_rows : rows + 3;
-    SCOPED_TRACE(::testing::Message()
-                 << dtype_info(c.type).name << ": " << rows << " of " << max_rows << " rows, W [" << cols
-                 << "][" << n << "]" << (c.bias ? ", bias" : "") << (c.add ? ", add" : "")
-                 << (c.whole ? ", whole numbers" : "") << ", scale " << c.scale);
+    SCOPED_TRACE(::testing::Message() << dtype_info(c.type).name << ": " << rows << " of " << max_rows
+                                      << " rows, W [" << cols << "][" << n << "]" << (c.bias ? ", bias" : "")
+                                      << (c.add ? ", add" : "") << (c.whole ? ", whole numbers" : "")
+                                      << ", scale " << c.scale << (c.exact ? ", exact" : ""));
     clear();
     const uint32_t x_stride = n + c.x_slack, y_stride = cols + c.y_slack;
     const Matrix w = (c.whole ? whole_matrix : random_matrix)(random, c.type, cols, n);
@@ -195,14 +196,15 @@ class DenseOps : public OpTest {
                      .x_stride = x_stride,
                      .y_stride = y_stride,
                      .add = c.add,
-                     .rows = kStepRows}};
+                     .rows = kStepRows},
+                    c.exact};
     run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
     const std::vector<float> got = get<float>(y);
     for (uint32_t r = 0; r < rows; ++r) {
       for (uint32_t i = 0; i < cols; ++i) {
         const Product p = product(w, i, &x[size_t(r) * n], n, c.bias ? double{b[i]} : 0,
                                   c.add ? double{before[size_t(r) * cols + i]} : 0,
-                                  rounds_to_f16(max_rows) && !c.whole, double{c.scale});
+                                  rounds_to_f16(max_rows, kStepRows, c.exact) && !c.whole, double{c.scale});
         ASSERT_NEAR(got[size_t(r) * y_stride + i], p.sum, c.whole ? 0 : p.tolerance)
             << "at " << r << ", " << i;
       }
@@ -270,6 +272,14 @@ TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
         {.type = DType::kF16, .rows = 3, .n = 33000, .cols = 9, .x_slack = slack, .x_max = 8, .whole = true});
   // Real models reach 1e5 before ffn_down, which f16 cannot hold without a scale.
   check_linear(random, {.type = DType::kQ4_K, .rows = 40, .n = 768, .cols = 33, .x_max = 2e5f});
+}
+
+// A few columns for as many rows as there are.
+TEST_P(DenseOps, ExactLinearDoesNotRound) {
+  Random random;
+  for (const DType type : {DType::kF32, DType::kF16, DType::kQ8_0})
+    for (const uint32_t rows : {2u, 70u, 130u})
+      check_linear(random, {.type = type, .rows = rows, .n = 256, .cols = 32, .exact = true});
 }
 
 // Each output is a single number of x, from a row whose other numbers are up to 1e8 times as large, so the

@@ -14,6 +14,7 @@ static Product product_of(const Linear& op) {
           .x_stride = op.p.x_stride,
           .y_stride = op.p.y_stride,
           .rows = op.p.rows,
+          .exact = op.exact,
           .adds = op.p.add != 0};
 }
 

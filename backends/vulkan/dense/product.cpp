@@ -71,10 +71,12 @@ void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
       groups(p.w.rows, tile.cols()), groups(rows, tile.rows()));
 }
 
+bool by_vectors(const Recording& r, const Product& p) { return p.exact || by_vectors(r, p.rows); }
+
 // Whether W is first converted to f16 in scratch: for matrix units, and if there is more than one tile of
 // rows, because each tile would convert W again. W can be used as stored if it is f16 in whole eights.
 bool by_slices(const Recording& r, const Product& p) {
-  if (by_vectors(r, p.rows)) return false;
+  if (by_vectors(r, p)) return false;
   return by_matrices(r, p.rows) || (r.max_rows() > most_tile_rows(r.limits()) && !in_eights(p.w));
 }
 
@@ -122,7 +124,7 @@ void multiply_parts(Recording& r, const Product& p) {
 
   const double row_operations =
       2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.in_cols;
-  if (!by_vectors(r, p.rows))
+  if (!by_vectors(r, p))
     most_rows = std::min(
         most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kTile * kTile, kTile));
   for (uint32_t row = 0; row < all_rows; row += static_cast<uint32_t>(most_rows))
@@ -131,7 +133,7 @@ void multiply_parts(Recording& r, const Product& p) {
       const uint32_t cols = static_cast<uint32_t>(std::min<uint64_t>(most_cols, all_cols - col));
       Product piece = p.part(row, rows, col, cols);
       if (col > 0) piece.norm = {};  // the first part has written the norm
-      if (by_vectors(r, p.rows)) {
+      if (by_vectors(r, p)) {
         dispatch_matvec(r, piece, rows);
       } else {
         r.expect(row_operations * rows);

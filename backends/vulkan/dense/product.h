@@ -1,6 +1,6 @@
-// How linear and glu multiply. A single row, and rows of logits, use vector products. Other programs use W as
-// f16 in scratch (product_slices.cpp), on matrix units if the device has them. Without matrix units, rows
-// that fit a single tile use W as stored.
+// How linear and glu multiply. A single row, rows of logits and exact products use vector products. Other
+// programs use W as f16 in scratch (product_slices.cpp), on matrix units if the device has them. Without
+// matrix units, rows that fit a single tile use W as stored.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +35,7 @@ struct Product {
   uint32_t in_cols = 0;
   uint32_t x_stride = 0, y_stride = 0;
   uint32_t rows = kStepRows;  // kStepRows, kLogitRows
+  bool exact = false;         // as in Linear
   bool adds = false, activates = false;
   uint32_t act = 0;
   // A second matrix of w's shape, or empty; with it y = act(w x) * (up x). Supported by vector products if it

@@ -181,7 +181,7 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {q_cols, m.d_model},
                   {m.d_model, has_gates ? 2 * q_cols : 0},
                   {m.d_model, has_gates && m.d_ff_shared ? 1u : 0u},
-                  {m.d_model, delta_qkv + delta_cols + 2 * m.delta_values},
+                  {m.d_model, delta_qkv + delta_cols},
                   {delta_cols, m.d_model},
                   {m.d_ff, m.d_model},
                   {m.d_ff_shared, m.d_model},

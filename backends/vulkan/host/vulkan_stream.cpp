@@ -55,7 +55,7 @@ class VulkanRecorder : public Recorder {
     joins.routed_glu = recording_.max_rows() == 1;
     joins.normed_append = recording_.max_rows() == 1;
     joins.sibling = [](const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next) {
-      return norm || side_by_side(siblings.back(), next);
+      return norm || (side_by_side(siblings.back(), next) && siblings.back().exact == next.exact);
     };
     joins.vote = [this](const Vote& vote, const TopK& list) {
       return lists_votes(recording_.limits(), vote, list);
