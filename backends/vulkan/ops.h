@@ -62,6 +62,7 @@ uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t delta_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t ssm_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);  // page_score too
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);

@@ -39,7 +39,9 @@ namespace thimble::vulkan {
   X(DeltaChunks, "mixers/delta_chunks", "") \
   X(GatedNorm, "mixers/gated_norm", "") \
   X(Gate, "mixers/gate", "") \
-  X(Ssm, "mixers/ssm", "") \
+  X(SsmStep, "mixers/ssm_step", "") \
+  X(SsmPrepare, "mixers/ssm_prepare", "") \
+  X(SsmChunks, "mixers/ssm_chunks", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \

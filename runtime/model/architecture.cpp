@@ -691,6 +691,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     }
     for (const Mixer& mixer : layer.mixers)
       if (const auto* m = std::get_if<SsmMixer>(&mixer)) {
+        model.shape.ssm_heads = m->heads;
         model.shape.mixer_in = m->first_cols();
         model.shape.mixer_out = m->last_cols();
       }

@@ -1,4 +1,4 @@
-// ssm: Mamba-2, row by row. Columns of a state are independent, so a workgroup takes kCols of them. It holds its part of
+// ssm, row by row. Columns of a state are independent, so a workgroup takes kCols of them. It holds its part of
 // the state in registers while it goes through the rows: a thread has a column of every kParts-th number.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
