@@ -215,6 +215,21 @@ TEST_P(States, AreSavedAndRestoredWithTheirSnapshots) {
   }
 }
 
+// Files that end early or have another byte, in the states among others, change nothing.
+TEST_P(States, OfADamagedFileAreRefused) {
+  const auto session = open(dense()), same = open(dense());
+  read(*session, tokens(100)), read(*same, tokens(100));
+  const SessionBytes saved = save(*session);
+  for (const size_t place : {saved.size() / 3, saved.size() * 2 / 3, saved.size() - 1}) {
+    SessionBytes shorter(saved.begin(), saved.begin() + static_cast<ptrdiff_t>(place)), other = saved;
+    other[place] ^= std::byte{1};
+    for (const SessionBytes& bytes : {shorter, other})
+      EXPECT_EQ(session->restore(lend(bytes), "saved").status().code(), Code::kFormat) << place;
+  }
+  EXPECT_EQ(accept(*session, 5), accept(*same, 5));
+  EXPECT_EQ(read(*session, tokens(20, 8)), read(*same, tokens(20, 8)));
+}
+
 // A session with a smaller budget has fewer slots. It takes the latest end of a prompt and leaves out others.
 TEST(StatesOfAFile, AreLeftOutWhereThereIsNoRoom) {
   THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));

@@ -192,6 +192,7 @@ uint32_t most_attention_head_dim(const Limits& limits) {
 }
 
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
+  if (!m.kv_heads) return 0;
   const uint64_t parts = std::min<uint64_t>(uint64_t(kMostParts) * m.kv_heads,
                                             ceil_div(s.layer_entries, kLeastTile) + m.kv_heads);
   const uint64_t group = ceil_div(m.heads, m.kv_heads),
