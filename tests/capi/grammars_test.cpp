@@ -159,6 +159,24 @@ TEST_F(Grammars, ReplaceATokenThatAnInterruptedStepSampled) {
   EXPECT_EQ(generate(small.model, session), "th.");
 }
 
+TEST_F(Grammars, HoldForDraftedTokens) {
+  thimble_session_options options = window_options();
+  options.draft = THIMBLE_DRAFT_LOOKUP;
+  options.max_new = 200;
+  const std::string letters = "abcabcabcabcabcabcabcabc";
+  for (const float temperature : {0.0f, 1.0f}) {
+    const SessionHandle drafts = create(small.model, options);
+    feed(drafts, prompt);
+    sample(drafts, temperature);
+    set(drafts, regex(small.model, letters + "(x|y)" + letters));
+    std::string text = generate(small.model, drafts);
+    ASSERT_EQ(text.size(), 2 * letters.size() + 2) << text;
+    EXPECT_TRUE(text[letters.size()] == 'x' || text[letters.size()] == 'y');
+    text.erase(letters.size(), 1);
+    EXPECT_EQ(text, letters + letters + ".");
+  }
+}
+
 TEST_F(Grammars, BelongToTheirModel) {
   const SmallModel other;
   const GrammarHandle grammar = regex(other.model, "a");

@@ -298,6 +298,52 @@ TEST(Grammar, DeepTextsCanAlwaysBeCompleted) {
   EXPECT_EQ(closed, 2 * depth);
 }
 
+TEST(Grammar, ATextIsNotBegunThatNeedsMoreDepthThanThereIs) {
+  const auto made = over_tokens(grammar::read_gbnf(
+      "root ::= \"[\" root \"]\" | \"<\" p \">\"\np ::= \"p\" q \"p\"\nq ::= \"q\" r \"q\"\n"
+      "r ::= \"r\" | \"rr\""));
+  grammar::TokenGrammar::Place place = made->start();
+  const auto take = [&](char c) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(c));
+    return made->take(place, vocabulary().tokenizer.find(name));
+  };
+  int depth = 0;
+  while (take('[')) ++depth;
+  EXPECT_GT(depth, 1000);
+  for (const char c : std::string_view("<pqrqp>")) EXPECT_TRUE(take(c)) << c;
+  while (depth-- > 0) EXPECT_TRUE(take(']'));
+  EXPECT_TRUE(made->complete(place));
+}
+
+TEST(Grammar, LongListsOfWordsShareTheirBeginnings) {
+  std::string schema = "{\"enum\": [\"\", \"a\"";
+  for (int i = 0; i < 20000; ++i) schema += ", \"word " + std::to_string(i) + "\"";
+  const auto made = over_tokens(grammar::read_json_schema(schema + "]}"));
+  for (const char* text : {"\"\"", "\"a\"", "\"word 0\"", "\"word 19999\"", "\"word 1999\""})
+    EXPECT_TRUE(reaches(*made, text)) << text;
+  for (const char* text : {"\"word\"", "\"word 20000\"", "\"word 00\"", "a"})
+    EXPECT_FALSE(reaches(*made, text));
+}
+
+TEST(Grammar, GrammarsThatAskForTooMuchWorkAreRefused) {
+  const auto refused = [](const Result<grammar::Syntax>& syntax) {
+    EXPECT_NE(refusal(syntax).find("too large"), std::string::npos) << refusal(syntax);
+  };
+  std::string schema = R"({"$ref":"#/$defs/0","$defs":{"40":{"type":"object"})";
+  for (int i = 0; i < 40; ++i) {  // each reference is followed twice
+    const std::string next = R"({"$ref":"#/$defs/)" + std::to_string(i + 1) + "\"}";
+    schema += ",\"" + std::to_string(i) + R"(":{"type":"object","anyOf":[)" + next + "," + next + "]}";
+  }
+  refused(grammar::read_json_schema(schema + "}}"));
+  refused(grammar::read_regex("(((((((a|){0,16}){0,16}){0,16}){0,16}){0,16}){0,16}){0,16}"));
+  std::string chain;  // each rule may be empty only if the next one may
+  for (int i = 0; i < 20000; ++i) chain += "r" + std::to_string(i) + " ::= r" + std::to_string(i + 1) + "\n";
+  refused(grammar::read_gbnf(chain + "r20000 ::= \"\"\nroot ::= r0"));
+  EXPECT_NE(refusal(grammar::read_regex("a" + std::string(100000, '*'))), "");
+  EXPECT_NE(refusal(grammar::read_gbnf("root ::= \"a\"" + std::string(100000, '+'))), "");
+}
+
 TEST(Grammar, PlacesSurviveForgottenStates) {
   // A text that reaches so many states that they are forgotten several times.
   const auto made = over_tokens(grammar::read_regex("[a-z]{100000}"));

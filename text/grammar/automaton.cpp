@@ -2,17 +2,19 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <tuple>
 
 namespace thimble::grammar {
 namespace {
 
 constexpr size_t kMostNodes = 1 << 20;
-constexpr uint32_t kNever = UINT32_MAX;  // Node::need of a node from which nothing can be completed
+constexpr uint64_t kMostWork = 20'000'000;  // looks at an expression
+constexpr uint32_t kNever = UINT32_MAX;     // Node::need of a node from which nothing can be completed
 // A body that is repeated at most so often is copied. Otherwise a frame of the stack counts.
 constexpr uint32_t kMostCopies = 3;
 // The same for a body that may be empty, which cannot be counted.
-constexpr uint32_t kMostEmptyCopies = 64;
+constexpr uint32_t kMostEmptyCopies = 16;
 constexpr uint32_t kMostRepetitions = 1 << 24;
 
 // A range of bytes at each place of a UTF-8 sequence.
@@ -82,8 +84,10 @@ class AutomatonBuilder {
   using Kind = Automaton::Kind;
   using Node = Automaton::Node;
 
-  void find_nullable();
+  Status find_nullable();
   bool nullable(Expr e) const;
+  // Whether the grammar asked for so much work that it is refused.
+  Status check_work() const;
   Status check_left_recursion() const;
   // Appends the rules that the expression may begin with.
   void begins_with(Expr e, std::vector<uint32_t>& rules) const;
@@ -93,6 +97,8 @@ class AutomatonBuilder {
   // The node from which the expression is read before `next`.
   Result<uint32_t> lower(Expr e, uint32_t next);
   uint32_t lower_set(const CodeSet& set, uint32_t next);
+  uint32_t lower_words(std::span<const std::string_view> words, size_t at, uint32_t next, uint32_t depth);
+  uint32_t lower_bytes(std::string_view bytes, uint32_t next);
   Result<uint32_t> lower_repeat(const Syntax::Node& n, uint32_t next);
   uint32_t need(const Node& n) const;
   void find_needs();
@@ -101,8 +107,9 @@ class AutomatonBuilder {
 
   const Syntax& syntax_;
   Automaton made_;
-  std::vector<bool> nullable_;                                        // of each rule
-  std::vector<uint32_t> starts_;                                      // of each rule
+  std::vector<bool> nullable_;    // of each rule
+  std::vector<uint32_t> starts_;  // of each rule
+  mutable uint64_t work_ = 0;
   std::map<std::tuple<uint8_t, uint8_t, uint32_t>, uint32_t> bytes_;  // single edges that were made
 };
 
@@ -112,7 +119,7 @@ Result<Automaton> AutomatonBuilder::build() {
   if (syntax_.too_large()) return Syntax::too_large_error();
   for (const Syntax::Rule& rule : syntax_.rules())
     if (!rule.defined) return error(Code::kInvalidArgument, "%s is used but not defined", rule.name.c_str());
-  find_nullable();
+  THIMBLE_TRY(find_nullable());
   THIMBLE_TRY(check_left_recursion());
   add({.kind = Kind::kReturn});
   for (const Syntax::Rule& rule : syntax_.rules()) {
@@ -133,15 +140,23 @@ Result<Automaton> AutomatonBuilder::build() {
   return std::move(made_);
 }
 
-void AutomatonBuilder::find_nullable() {
+Status AutomatonBuilder::find_nullable() {
   for (bool changed = true; changed;) {
     changed = false;
-    for (size_t i = 0; i < nullable_.size(); ++i)
+    for (size_t i = 0; i < nullable_.size(); ++i) {
       if (!nullable_[i] && nullable(syntax_.rules()[i].body)) nullable_[i] = changed = true;
+      THIMBLE_TRY(check_work());
+    }
   }
+  return {};
+}
+
+Status AutomatonBuilder::check_work() const {
+  return work_ <= kMostWork && made_.nodes_.size() <= kMostNodes ? Status() : Syntax::too_large_error();
 }
 
 bool AutomatonBuilder::nullable(Expr e) const {
+  ++work_;
   const Syntax::Node& n = syntax_[e];
   const auto part = [this](Expr p) { return nullable(p); };
   switch (n.kind) {
@@ -196,6 +211,7 @@ Status AutomatonBuilder::check_left_recursion() const {
         open.pop_back();
         continue;
       }
+      THIMBLE_TRY(check_work());
       const uint32_t rule = top.first[top.next++];
       if (seen[rule] == Seen::kOpen)
         return error(Code::kInvalidArgument,
@@ -245,6 +261,41 @@ uint32_t AutomatonBuilder::lower_set(const CodeSet& set, uint32_t next) {
   return add({.kind = Kind::kBytes, .first = first, .count = static_cast<uint32_t>(edges.size())});
 }
 
+uint32_t AutomatonBuilder::lower_bytes(std::string_view bytes, uint32_t next) {
+  for (size_t i = bytes.size(); i-- > 0;) {
+    const auto b = static_cast<uint8_t>(bytes[i]);
+    next = byte(b, b, next);
+  }
+  return next;
+}
+
+// Sorted words that are equal up to `at`. They share the nodes of their common beginnings, so that a long
+// list stands at few places at a time.
+uint32_t AutomatonBuilder::lower_words(std::span<const std::string_view> words, size_t at, uint32_t next,
+                                       uint32_t depth) {
+  constexpr uint32_t kDeepestWords = 500;
+  const std::string_view first = words.front(), last = words.back();
+  const auto common = static_cast<size_t>(
+      std::mismatch(first.begin(), first.end(), last.begin(), last.end()).first - first.begin());
+  std::vector<uint32_t> ways;
+  for (size_t i = 0; i < words.size();) {
+    size_t end = i + 1;
+    const bool ends = words[i].size() == common;
+    while (end < words.size() && (ends ? words[end].size() == common
+                                       : words[end].substr(0, common + 1) == words[i].substr(0, common + 1)))
+      ++end;
+    const auto group = words.subspan(i, end - i);
+    if (ends || group.size() == 1 || depth == kDeepestWords) {
+      for (const std::string_view word : depth == kDeepestWords ? group : group.first(1))
+        ways.push_back(lower_bytes(word.substr(common), next));
+    } else {
+      ways.push_back(lower_words(group, common, next, depth + 1));
+    }
+    i = end;
+  }
+  return lower_bytes(first.substr(at, common - at), split(ways));
+}
+
 Result<uint32_t> AutomatonBuilder::lower_repeat(const Syntax::Node& n, uint32_t next) {
   const Expr body = n.parts[0];
   const bool empty = nullable(body);
@@ -285,15 +336,11 @@ Result<uint32_t> AutomatonBuilder::lower_repeat(const Syntax::Node& n, uint32_t 
 }
 
 Result<uint32_t> AutomatonBuilder::lower(Expr e, uint32_t next) {
-  if (made_.nodes_.size() > kMostNodes) return Syntax::too_large_error();
+  THIMBLE_TRY(check_work());
   const Syntax::Node& n = syntax_[e];
   switch (n.kind) {
     case Syntax::Kind::kLiteral:
-      for (size_t i = n.bytes.size(); i-- > 0;) {
-        const auto b = static_cast<uint8_t>(n.bytes[i]);
-        next = byte(b, b, next);
-      }
-      return next;
+      return lower_bytes(n.bytes, next);
     case Syntax::Kind::kSet:
       return lower_set(n.set, next);
     case Syntax::Kind::kSequence:
@@ -301,10 +348,17 @@ Result<uint32_t> AutomatonBuilder::lower(Expr e, uint32_t next) {
       return next;
     case Syntax::Kind::kChoice: {
       std::vector<uint32_t> targets;
+      std::vector<std::string_view> words;
       for (const Expr part : n.parts) {
+        if (syntax_[part].kind == Syntax::Kind::kLiteral) {
+          words.push_back(syntax_[part].bytes);
+          continue;
+        }
         THIMBLE_LET(start, lower(part, next));
         targets.push_back(start);
       }
+      std::sort(words.begin(), words.end());
+      if (!words.empty()) targets.push_back(lower_words(words, 0, next, 0));
       return split(targets);
     }
     case Syntax::Kind::kRepeat:
@@ -341,15 +395,14 @@ uint32_t AutomatonBuilder::need(const Node& n) const {
   return least;
 }
 
-// The needs are the least fixed point: every node begins at kNever, and goes down when a node after it does.
+// Nodes are found in the order of their needs: once a node is known, so are those before it that need nothing
+// else, with the same need or one more.
 void AutomatonBuilder::find_needs() {
   std::vector<Node>& nodes = made_.nodes_;
   std::vector<std::vector<uint32_t>> before(nodes.size());
-  std::vector<uint32_t> changed;
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     Node& n = nodes[i];
     n.need = kNever;
-    changed.push_back(i);
     if (n.kind == Kind::kBytes)
       for (const Automaton::Edge& e : made_.edges(n)) before[e.next].push_back(i);
     if (n.kind == Kind::kSplit)
@@ -359,14 +412,19 @@ void AutomatonBuilder::find_needs() {
       before[n.next].push_back(i);
     }
   }
-  std::reverse(changed.begin(), changed.end());  // the node that returns comes first
-  while (!changed.empty()) {
-    const uint32_t i = changed.back();
-    changed.pop_back();
-    const uint32_t now = need(nodes[i]);
-    if (now >= nodes[i].need) continue;
-    nodes[i].need = now;
-    changed.insert(changed.end(), before[i].begin(), before[i].end());
+  nodes[Automaton::kReturn].need = 0;
+  std::vector<uint32_t> now = {Automaton::kReturn}, later;
+  for (uint32_t level = 0; !now.empty(); ++level) {
+    while (!now.empty()) {
+      const uint32_t known = now.back();
+      now.pop_back();
+      for (const uint32_t i : before[known]) {
+        if (nodes[i].need != kNever) continue;
+        nodes[i].need = need(nodes[i]);
+        if (nodes[i].need != kNever) (nodes[i].need == level ? now : later).push_back(i);
+      }
+    }
+    now.swap(later);
   }
 }
 

@@ -110,21 +110,20 @@ class GbnfReader {
 
   Result<Expr> item(uint32_t depth) {
     THIMBLE_LET(part, atom(depth));
-    Expr result = part;
-    for (;;) {
-      uint32_t min = 0, max = kUnbounded;
-      if (take("*")) {
-      } else if (take("+")) {
-        min = 1;
-      } else if (take("?")) {
-        max = 1;
-      } else if (take("{")) {
-        THIMBLE_TRY(counts(min, max));
-      } else {
-        return result;
-      }
-      result = syntax_.repeat(result, min, max);
+    uint32_t min = 0, max = kUnbounded;
+    if (take("*")) {
+    } else if (take("+")) {
+      min = 1;
+    } else if (take("?")) {
+      max = 1;
+    } else if (take("{")) {
+      THIMBLE_TRY(counts(min, max));
+    } else {
+      return part;
     }
+    if (has('*') || has('+') || has('?') || has('{'))
+      return wrong("repeats a repetition; put it in parentheses");
+    return syntax_.repeat(part, min, max);
   }
 
   Result<uint32_t> number() {

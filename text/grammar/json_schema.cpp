@@ -13,6 +13,8 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
+constexpr uint64_t kMostValues = 100'000;
+constexpr size_t kLongestName = 500;        // of a property that other names must differ from, in bytes
 constexpr uint32_t kDeepest = 200;          // nesting of schemas
 constexpr int64_t kMostMultiples = 10'000;  // values of `multipleOf` between bounds
 constexpr int64_t kLargestDivisor = 10'000;
@@ -143,11 +145,12 @@ class SchemaReader {
 
   Result<Expr> value(const JsonValue& schema, const std::string& path, uint32_t depth) {
     if (depth > kDeepest) return unsupported(path, "schemas are nested too deep");
-    if (syntax_.too_large()) return Syntax::too_large_error();
+    if (syntax_.too_large() || ++values_ > kMostValues) return Syntax::too_large_error();
     if (schema.is(Kind::kBool))
       return schema.truth ? Result<Expr>(json_.any()) : wrong(path, "false allows no value");
     if (!schema.is(Kind::kObject)) return wrong(path, "a schema must be an object, true or false");
-    for (const auto& [key, ignored] : schema.members) {
+    for (const auto& member : schema.members) {
+      const std::string& key = member.first;
       const auto of_type = [&](const auto& k) { return k.first == key; };
       if (!is_annotation(key) &&
           std::find(std::begin(kOthers), std::end(kOthers), key) == std::end(kOthers) &&
@@ -211,7 +214,9 @@ class SchemaReader {
     JsonValue both;
     both.kind = Kind::kObject;
     both.members = schema->members;
-    for (const auto& [key, outer_value] : outer.members) {
+    for (const auto& member : outer.members) {
+      const std::string& key = member.first;
+      const JsonValue& outer_value = member.second;
       if (key == keyword || is_annotation(key)) continue;
       const auto same = std::find_if(both.members.begin(), both.members.end(),
                                      [&](const auto& m) { return m.first == key; });
@@ -559,6 +564,11 @@ class SchemaReader {
       Expr value = json_.any();
       if (more && !more->is(Kind::kBool))
         THIMBLE_SET(value, own_rule(*more, path + "/additionalProperties", depth));
+      for (const std::string& n : names)
+        if (n.size() > kLongestName)
+          return unsupported(path + "/properties",
+                             "a name has more than 500 bytes, and additionalProperties "
+                             "allows others");
       const Expr name = names.empty() ? json_.any_string() : json_.string_except(names);
       extra = syntax_.sequence({name, json_.colon(), value});
     }
@@ -600,6 +610,7 @@ class SchemaReader {
   JsonText json_;
   std::map<std::string, uint32_t> rules_;  // by path
   std::vector<Open> open_;
+  uint64_t values_ = 0;  // calls of value(): references next to other keywords are followed again each time
 };
 
 }  // namespace

@@ -5,9 +5,10 @@
 namespace thimble::grammar {
 namespace {
 
-// A state has at most so many places. The grammar is then so ambiguous that further ones are left out: some
-// texts are no longer allowed, but none becomes wrong.
+// A state has at most so many places, and so many are looked at to find them. If a grammar is so ambiguous
+// that it has more, the others are left out: some texts are no longer allowed, but none becomes wrong.
 constexpr size_t kMostPlaces = 4096;
+constexpr size_t kMostVisits = 4 * kMostPlaces;
 // A state with more pieces gets a table of 256 steps.
 constexpr size_t kMostPieces = 4;
 
@@ -103,7 +104,7 @@ void Matcher::reach(uint32_t node, uint32_t frame) {
     const Automaton::Node& n = automaton_[at.node];
     // Also excludes the UINT32_MAX of nodes from which nothing can be completed.
     if (uint64_t(frames_[at.frame].depth) + n.need > Automaton::kDeepest) continue;
-    if (!first_visit(at.node, at.frame)) continue;
+    if (visited_slots_.size() >= kMostVisits || !first_visit(at.node, at.frame)) continue;
     // Another iteration of a repetition, or what follows it.
     const auto iterate = [&](uint32_t repeat, uint32_t count, uint32_t below) {
       const Automaton::Node& r = automaton_[repeat];

@@ -80,25 +80,24 @@ class RegexReader {
 
   Result<Expr> item(uint32_t depth) {
     THIMBLE_LET(part, atom(depth));
-    Expr result = part;
-    for (;;) {
-      uint32_t min = 0, max = kUnbounded;
-      if (take("*")) {
-      } else if (take("+")) {
-        min = 1;
-      } else if (take("?")) {
-        max = 1;
-      } else if (has('{') && at_ + 1 < text_.size() && is_digit(text_[at_ + 1])) {
-        THIMBLE_TRY(counts(min, max));
-      } else {
-        break;
-      }
-      take("?");  // a lazy repetition matches the same texts
-      if (has('+')) return unsupported("a possessive repetition");
-      result = syntax_.repeat(result, min, max);
+    uint32_t min = 0, max = kUnbounded;
+    if (take("*")) {
+    } else if (take("+")) {
+      min = 1;
+    } else if (take("?")) {
+      max = 1;
+    } else if (has_counts()) {
+      THIMBLE_TRY(counts(min, max));
+    } else {
+      return part;
     }
-    return result;
+    take("?");  // a lazy repetition matches the same texts
+    if (has('+')) return unsupported("a possessive repetition");
+    if (has('*') || has('?') || has_counts()) return wrong("repeats a repetition");
+    return syntax_.repeat(part, min, max);
   }
+
+  bool has_counts() const { return has('{') && at_ + 1 < text_.size() && is_digit(text_[at_ + 1]); }
 
   static bool is_digit(char c) { return c >= '0' && c <= '9'; }
   Result<uint32_t> number() {
