@@ -186,6 +186,7 @@ Json memory_json(const thimble_memory& m) {
           {"workspace", m.workspace},
           {"io", m.io},
           {"fixed", m.fixed},
+          {"draft", m.draft},
           {"total", m.total},
           {"mapped", m.mapped},
           {"mapped_resident", m.mapped_resident},
@@ -215,6 +216,7 @@ std::string memory_table(const thimble_memory& m) {
   row("workspace", m.workspace, "activations and scratch");
   row("io", m.io, "tokens, logits, sampler");
   row("fixed", m.fixed, "the device's own");
+  if (m.draft) row("draft", m.draft, "the draft model: weights on the device, pool, workspace, io");
   row("total", m.total, "what the budget covers");
   if (m.budget) row("budget", m.budget, "");
   if (m.allocated) row("allocated", m.allocated, "held now");

@@ -264,10 +264,24 @@ void add_predict_flag(CLI::App& app, Settings& s) {
 
 void add_draft_flags(CLI::App& app, Settings& s) {
   const char* group = "Drafts (guesses of the next tokens, read in one step)";
-  add_choice(app, "--draft", s.session.draft,
-             {{"none", THIMBLE_DRAFT_NONE}, {"lookup", THIMBLE_DRAFT_LOOKUP}},
-             "lookup: guess what followed the last tokens earlier in the text, which is faster if the answer "
-             "repeats parts of it, as in editing code (default: none)")
+  const auto choose = [&s](const std::string& word) {
+    thimble_session_options& o = s.session;
+    o.draft = THIMBLE_DRAFT_NONE;
+    s.draft_model.reset();
+    if (word == "lookup") {
+      o.draft = THIMBLE_DRAFT_LOOKUP;
+    } else if (word != "none") {
+      o.draft = THIMBLE_DRAFT_MODEL;
+      s.draft_model = open_model(word);
+    }
+    o.draft_model = s.draft_model.get();
+  };
+  app.add_option_function<std::string>(
+         "--draft", choose,
+         "lookup: guess what followed the last tokens earlier in the text, which is faster if the answer "
+         "repeats parts of it, as in editing code; FILE: guess with this smaller model of the same "
+         "vocabulary (default: none)")
+      ->type_name("none|lookup|FILE")
       ->group(group);
   app.add_option("--draft-max", s.session.draft_tokens,
                  "Tokens of a draft, at most 15 (default: as many as pay, by what steps take)")

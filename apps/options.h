@@ -37,6 +37,7 @@ struct Settings {
   // Complete except for heads, device, max_new and the values that depend on the text. Its retention is the
   // one that the user asked for; THIMBLE_RETENTION_DEFAULT stands for "auto".
   thimble_session_options session;
+  std::shared_ptr<thimble_model> draft_model;  // of --draft; `session` points to it
   thimble_sampler_options sampler;
   int64_t predict = 256;  // -1: until the model ends the answer
   int64_t seed = 0;

@@ -35,7 +35,7 @@ OPTION_LISTS = [("python/thimble/_c.py", r"^class thimble_session_options\b.*?\)
                 ("java/thimblejni.c", r"^#define STRUCT thimble_session_options$.*?^#undef STRUCT$"),
                 ("java/thimble/Options.java", r"^public final class Options \{.*?^\}$")]
 # Fields that are not options, or that bindings have in another form.
-OTHER_FIELDS = {"struct_size", "reserved", "progress", "progress_user", "device", "heads"}
+OTHER_FIELDS = {"struct_size", "reserved", "progress", "progress_user", "device", "heads", "draft_model"}
 
 
 def missing_options(fields):

@@ -23,11 +23,13 @@ static_assert(sizeof(Options) == sizeof(Options::struct_size) + sizeof(Options::
                                      sizeof(Options::device) + sizeof(Options::heads) +
                                      sizeof(Options::budget_bytes) + sizeof(Options::retention) +
                                      sizeof(Options::progress) + sizeof(Options::progress_user) +
+                                     sizeof(Options::draft_model) +
                                      reserved_bytes<Options>() THIMBLE_SESSION_OPTIONS(X));
 #undef X
 
 static_assert(THIMBLE_DEFAULT == kDefault);
 static_assert(Draft{THIMBLE_DRAFT_LOOKUP} == Draft::kLookup);
+static_assert(Draft{THIMBLE_DRAFT_MODEL} == Draft::kModel);
 static_assert(Positions{THIMBLE_POSITIONS_ORIGINAL} == Positions::kOriginal);
 static_assert(RetainScope{THIMBLE_RETAIN_LAYER} == RetainScope::kLayer);
 static_assert(VoteScope{THIMBLE_VOTE_LAYER} == VoteScope::kLayer);
@@ -82,6 +84,11 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
 #define X(type, name, at_first, values, saved) THIMBLE_TRY(read_option(#name, o.name, values, r.name));
   THIMBLE_SESSION_OPTIONS(X)
 #undef X
+  if (o.draft_model) r.draft_model = o.draft_model->model;
+  if ((r.draft == Draft::kModel) != (o.draft_model != nullptr))
+    return error(Code::kInvalidArgument,
+                 "options.draft_model is %s; it is for options.draft = MODEL (%d), which needs it",
+                 o.draft_model ? "set" : "not set", THIMBLE_DRAFT_MODEL);
   if (o.threads > kMostThreads)
     return error(Code::kInvalidArgument,
                  "options.threads is %u; it must be at most %u, and 0 takes one a core", o.threads,

@@ -78,6 +78,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.io = plan.io;
   m.fixed = plan.fixed;
   m.total = plan.total;
+  m.draft = plan.draft;
   m.allocated = allocated;
   m.dense_bytes_per_token = kv_bytes_per_token(model);
   m.mapped = model.info.file_bytes;

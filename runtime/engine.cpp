@@ -58,7 +58,8 @@ Result<std::unique_ptr<Engine>> Engine::clone(const SequenceState& state) const 
 
 Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   const uint64_t device_fixed = plan_.fixed - plan_.programs;  // measured when the device was opened
-  const uint64_t common = device_fixed + plan_.weights - plan_.shared, own = plan_.total - common;
+  const uint64_t common = device_fixed + plan_.weights - plan_.shared + plan_.draft_weights,
+                 own = plan_.total - common;
   THIMBLE_TRY(ledger->take(first ? common + own : own));
   reservation_.ledger = std::move(ledger);
   reservation_.reserved = own;

@@ -57,6 +57,7 @@ class Engine {
 
   const Model& model() const { return *model_; }
   Device& device() const { return *device_; }
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
   const MemoryPlan& plan() const { return plan_; }
   const SessionOptions& options() const { return plan_.options; }
   const Dimensions& dimensions() const { return plan_.dimensions; }
@@ -105,6 +106,8 @@ class Engine {
   void count_entries(SequenceState&) const;
   // May be called from any thread. The call of run() that runs, or the next one, returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+  // Forgets an interrupt() that no run has seen.
+  void forget_interrupt() { interrupted_.store(false, std::memory_order_relaxed); }
 
   // The most likely token after each of the step's first rows. -1: the row's logits are not finite.
   std::span<const int32_t> arg_max(uint32_t rows) const;

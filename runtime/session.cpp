@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/draft/lookup.h"
+#include "runtime/draft_model.h"
 
 namespace thimble {
 
@@ -55,6 +56,11 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
                                      std::move(policies), std::move(ledger), true));
   std::unique_ptr<Drafter> drafter;
   if (options.draft == Draft::kLookup) drafter = std::make_unique<Lookup>();
+  if (options.draft == Draft::kModel) {
+    THIMBLE_LET(by_model,
+                DraftModel::create(engine->options(), engine->model().shape.vocab, engine->shared_device()));
+    drafter = std::move(by_model);
+  }
   return std::unique_ptr<Session>(new Session(std::move(engine), std::move(drafter)));
 }
 

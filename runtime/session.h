@@ -88,7 +88,11 @@ class Session {
   Result<uint64_t> shrink(uint32_t pool);
 
   // May be called from any thread. The call that runs, or the next one, returns Interrupted.
-  void interrupt() { engine_->interrupt(); }
+  void interrupt() {
+    engine_->interrupt();
+    if (drafter_) drafter_->interrupt();
+  }
+  void forget_interrupt() { engine_->forget_interrupt(); }
 
   // The number of entries that a KV head holds.
   Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
@@ -105,6 +109,8 @@ class Session {
   uint64_t allocated() const { return engine_->allocated(); }
   Result<SessionStats> stats() const;
   const Model& model() const { return engine_->model(); }
+  // The number of rows for which every head has room.
+  uint32_t room() const;
   // The state of the sequence, and the runs of its heads, [layer][kv head].
   const SequenceState& state() const { return state_; }
   const std::vector<HeadRun>& runs() const { return engine_->runs(state_); }
@@ -184,7 +190,7 @@ class Session {
   // Drafts.
   Result<uint32_t> guess(std::span<int32_t> draft);
   uint32_t most_drafted() const;
-  Status append_draft(std::span<const int32_t> tokens, double seconds);
+  Status append_draft(std::span<const int32_t> tokens);
   Program& draft_program(uint32_t rows) const;
   Result<bool> must_run_alone(const Run& draft);
   Status leave_draft(bool wrong);
@@ -203,7 +209,6 @@ class Session {
   // Room in the pool.
   Status make_room(uint32_t rows, bool evicts);
   bool fits(uint32_t rows, bool evicts) const;
-  uint32_t room() const;
   Status check_room(uint64_t tokens) const;
   Status evict_to(const MemoryPlan& smaller);
 
@@ -234,6 +239,7 @@ class Session {
   std::unique_ptr<Drafter> drafter_;  // null: nothing is drafted
   Pace pace_;
   Ahead ahead_;
+  double guess_seconds_ = 0;  // that the latest guess took
   CostModel cost_;
   std::function<void(const Progress&)> progress_;
   // Tokens read and time when the running public call began, for its rate.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/system.h"
 #include "runtime/session.h"
 
 namespace thimble {
@@ -15,7 +16,15 @@ Result<uint32_t> Session::guess(std::span<int32_t> draft) {
   const uint32_t most = drafter_ ? most_drafted() : 0, fixed = options().draft_tokens;
   if (!most) return 0u;
   const uint32_t wanted = fixed ? std::min(fixed, most) : pace_.choose(most);
-  return wanted ? drafter_->guess(draft.first(wanted)) : Result<uint32_t>(0u);
+  if (!wanted) return 0u;
+  const double start = steady_seconds();
+  drafter_->read();
+  const double read = steady_seconds();
+  THIMBLE_LET(guessed, drafter_->guess(draft.first(wanted)));
+  guess_seconds_ = steady_seconds() - read;
+  state_.prefill_seconds += read - start;
+  state_.decode_seconds += guess_seconds_;
+  return guessed;
 }
 
 // The most tokens that may be drafted after the next token: no eviction, no scoring of waiting tokens and no
@@ -30,11 +39,11 @@ uint32_t Session::most_drafted() const {
   return rows ? static_cast<uint32_t>(rows) - 1 : 0;
 }
 
-// Runs a generated token and a draft of the tokens after it. The draft took so many seconds.
-Status Session::append_draft(std::span<const int32_t> tokens, double seconds) {
+// Runs a generated token and a guess of the tokens after it.
+Status Session::append_draft(std::span<const int32_t> tokens) {
   const auto rows = static_cast<uint32_t>(tokens.size());
   engine_->set_tokens(tokens);
-  ahead_ = {.rows = rows, .seconds = seconds};
+  ahead_ = {.rows = rows, .seconds = guess_seconds_};
   std::copy(tokens.begin(), tokens.end(), ahead_.tokens.begin());
   THIMBLE_LET(saturated, engine_->saturated());
   ahead_.saturated_before = saturated;

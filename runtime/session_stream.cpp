@@ -190,13 +190,12 @@ Status Session::append_token(int32_t token, bool generated) {
   THIMBLE_TRY(make_room(1, false));
   THIMBLE_TRY(set_tokens({&token, 1}));
   std::array<int32_t, kLogitRowsAtOnce> tokens{token};
-  const double began = steady_seconds();
   THIMBLE_LET(drafted, generated ? guess(std::span(tokens).subspan(1)) : 0u);
   const bool upkeeps = drafted && state_.unscored && !engine_->programs().draft && !again_rows(options());
   if (upkeeps) THIMBLE_TRY(upkeep());  // a chunk is scored at once
   unfinished_.started = true;
   if (generated) note_generated(token);
-  if (drafted) return append_draft(std::span(tokens).first(1 + drafted), steady_seconds() - began);
+  if (drafted) return append_draft(std::span(tokens).first(1 + drafted));
   return start(alone_run());
 }
 

@@ -23,7 +23,7 @@ export const constants = {
   THIMBLE_VOTE_AUTO: 0, THIMBLE_VOTE_LAYER: 1, THIMBLE_VOTE_GROUP: 2,
   THIMBLE_POSITIONS_LIST: 0, THIMBLE_POSITIONS_ORIGINAL: 1,
   THIMBLE_SCALE_NONE: 0, THIMBLE_SCALE_SQRT: 1,
-  THIMBLE_DRAFT_NONE: 0, THIMBLE_DRAFT_LOOKUP: 1,
+  THIMBLE_DRAFT_NONE: 0, THIMBLE_DRAFT_LOOKUP: 1, THIMBLE_DRAFT_MODEL: 2,
 };
 
 const text = (size) => koffi.array('char', size, 'String');
@@ -58,12 +58,12 @@ export const structs = {
       ...fields('int32_t', 'vote vote_scale'), ...fields('uint32_t', 'vote_window select_prefill'), positions: 'int32_t',
       ...fields('uint32_t', 'context seed'), ...fields('void *', 'progress progress_user'),
       ...fields('uint32_t', 'select_page dense_layers watch rebuild rebuild_every'), ...fields('int32_t', 'draft'),
-      ...fields('uint32_t', 'draft_tokens reserved') }),
+      ...fields('uint32_t', 'draft_tokens reserved'), draft_model: 'void *' }),
   thimble_memory: koffi.struct('thimble_memory',
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),
       ...fields('uint32_t', 'largest_position selection_pays'),
-      ...fields('uint64_t', 'states state_slots') }),
+      ...fields('uint64_t', 'states state_slots draft') }),
   thimble_sampler_options: koffi.struct('thimble_sampler_options',
     { struct_size: 'uint32_t', temperature: 'float', top_k: 'uint32_t', ...fields('float', 'top_p min_p repeat_penalty'),
       ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t' }),

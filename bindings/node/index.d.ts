@@ -106,6 +106,7 @@ export interface Memory {
   selectionPays: number;
   states: number;
   stateSlots: number;
+  draft: number;
 }
 
 /** thimble_stats. */

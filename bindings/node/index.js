@@ -24,7 +24,7 @@ const words = {
   retention: 'THIMBLE_RETENTION_', selection: 'THIMBLE_SELECTION_', retain_scope: 'THIMBLE_RETAIN_', vote: 'THIMBLE_VOTE_',
   vote_scale: 'THIMBLE_SCALE_', positions: 'THIMBLE_POSITIONS_', draft: 'THIMBLE_DRAFT_',
 };
-const hidden = ['struct_size', 'reserved', 'progress', 'progress_user'];
+const hidden = ['struct_size', 'reserved', 'progress', 'progress_user', 'draft_model'];
 
 function given(struct, values, convert = (_, value) => value) {
   const options = initialised(struct);
@@ -369,7 +369,7 @@ export class Session {
   }
 
   options() {
-    const { progress, progressUser, heads, ...options } = filled('thimble_session_options', 'thimble_session_get_options', pointerOf(this));
+    const { progress, progressUser, heads, draftModel, ...options } = filled('thimble_session_options', 'thimble_session_get_options', pointerOf(this));
     for (const field of Object.keys(words)) options[camel(field)] = word(field, options[camel(field)]);
     return options;
   }

@@ -521,7 +521,8 @@ enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary p
 enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores: as published, or / sqrt(head_dim) */
 enum { /* drafts: where guesses of the next tokens come from */
   THIMBLE_DRAFT_NONE = 0,
-  THIMBLE_DRAFT_LOOKUP = 1 /* from what followed the last tokens earlier in the text; helps if answers repeat the text */
+  THIMBLE_DRAFT_LOOKUP = 1, /* from what followed the last tokens earlier in the text; helps if answers repeat it */
+  THIMBLE_DRAFT_MODEL = 2   /* from options.draft_model, which reads a window of the text */
 };
 
 /* How far a call has come. */
@@ -590,6 +591,8 @@ typedef struct thimble_session_options {
   uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
                                    how many guesses are right */
   uint32_t reserved;
+  const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
+                                   in the plan and in the budget. Free it after the session */
 } thimble_session_options;
 
 /* Fill in the defaults. `struct_size` is sizeof *options. */
@@ -611,7 +614,7 @@ typedef struct thimble_memory {
   uint64_t workspace;  /* activations and scratch */
   uint64_t io;         /* tokens, logits, sampler */
   uint64_t fixed;      /* what the device itself needs: threads, context, libraries */
-  uint64_t total;      /* the sum of the above without `shared`: what the budget covers */
+  uint64_t total;      /* the sum of the above without `shared`, and `draft`: what the budget covers */
   uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators returned; 0 in a
                           plan. For recorded CUDA programs it is by how much the card's free memory shrank while they
                           were made. Vulkan drivers do not report what programs take, so that is only in `fixed` and
@@ -624,6 +627,8 @@ typedef struct thimble_memory {
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
   uint64_t states;      /* the part of pool_bytes for states of recurrent layers; 0: the model has none */
   uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
+  uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
+                           pool, workspace and io */
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.

@@ -32,6 +32,7 @@ class Pace {
   double again_ = 0;                        // seconds after a draft, a moving average
   uint32_t plain_steps_ = 0, drafts_ = 0;   // how many were measured
   std::array<double, kMostDrafted> right_;  // how often a guess is right if those before it are
+  uint32_t drafts_since_ = 0;               // the latest plain step
   uint32_t declined_ = 0, patience_ = kLeastPatience;
   bool tries_ = false;  // the draft is one that was not expected to pay
 };

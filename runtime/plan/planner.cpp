@@ -81,6 +81,14 @@ Result<Needs> most_needs(const Model& model, const Device& device, const Session
 
 }  // namespace
 
+SessionOptions draft_options(const SessionOptions& target) {
+  constexpr uint32_t kMostPool = 4096, kLeastPool = 64;
+  SessionOptions o{.retention = Retention::kWindow, .chunk = target.chunk, .local = 0, .max_new = 256};
+  const uint32_t most = std::min(kMostPool, trained_entries(*target.draft_model, o));
+  o.pool = std::clamp(target.pool, std::min(kLeastPool, most), most);
+  return o;
+}
+
 Result<MemoryPlan> count_plan(const Model& model, const Device& on, const SessionOptions& o,
                               Policies& policies, bool labels) {
   const DeviceInfo device = on.info();
@@ -120,7 +128,14 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   plan.io = io.size() + host_bytes(model, plan);
   plan.programs = needs.programs;
   plan.fixed = needs.fixed + needs.programs;
-  plan.total = plan.weights - plan.shared + plan.pool + plan.view + plan.workspace + plan.io + plan.fixed;
+  if (o.draft == Draft::kModel) {
+    THIMBLE_LET(draft, make_plan(*o.draft_model, on, draft_options(o)));
+    plan.draft = draft.total - (draft.fixed - draft.programs) +
+                 (uint64_t(draft.options.pool) + kMostDrafted) * sizeof(int32_t);  // tokens that wait
+    plan.draft_weights = draft.weights - draft.shared;
+  }
+  plan.total =
+      plan.weights - plan.shared + plan.pool + plan.view + plan.workspace + plan.io + plan.fixed + plan.draft;
   plan.selection_pays = pays(model, o, d, *policies.selection);
   plan.largest_position = o.positions == Positions::kOriginal ? UINT32_MAX : d.largest_list - 1;
   return plan;
@@ -214,6 +229,28 @@ Status check_most(const char* name, T value, T at_first, const OptionValues& val
                values.most);
 }
 
+// Checks that a model may draft for another one.
+Status check_draft_model(const Model* drafter, const Model& model) {
+  if (!drafter || !drafter->has_weights())
+    return error(Code::kInvalidArgument, "drafts by a model need that model, with its weights");
+  if (std::any_of(drafter->layers.begin(), drafter->layers.end(),
+                  [](const Layer& layer) { return layer.state_bytes() != 0; }))
+    return error(Code::kUnsupported,
+                 "%s has recurrent layers, which cannot go back after a wrong guess; take another model for "
+                 "drafts",
+                 drafter->gguf().name().c_str());
+  // One vocabulary may have more tokens after those of the other.
+  const Tokenizer &a = drafter->tokenizer, &b = model.tokenizer;
+  const bool have_text = a.ok() && b.ok();
+  const uint32_t common = have_text ? std::min(a.size(), b.size()) : 0;
+  bool same = have_text || drafter->shape.vocab == model.shape.vocab;
+  for (uint32_t id = 0; same && id < common; ++id)
+    same = a.text(static_cast<int32_t>(id)) == b.text(static_cast<int32_t>(id));
+  if (same) return {};
+  return error(Code::kMismatch, "%s has another vocabulary than %s; a draft model must have the same tokens",
+               drafter->gguf().name().c_str(), model.gguf().name().c_str());
+}
+
 Status check_counts(const SessionOptions& o) {
 #define X(type, name, at_first, values, saved) THIMBLE_TRY(check_most<type>(#name, o.name, at_first, values));
   THIMBLE_SESSION_OPTIONS(X)
@@ -246,6 +283,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   if (!o.chunk) o.chunk = kDefaultChunk;
   THIMBLE_TRY(policies.selection->resolve(model, evicts, o));
   THIMBLE_TRY(policies.check(o));
+  if (o.draft == Draft::kModel) THIMBLE_TRY(check_draft_model(o.draft_model.get(), model));
   if (o.positions == Positions::kOriginal && !o.context) o.context = std::max(model.info.context_length, 1u);
   if (!o.pool && !o.budget) o.pool = evicts ? kDefaultPool : useful_pool(model, o, policies);
   if (o.pool) THIMBLE_TRY(policies.retention->resolve(model, o));

@@ -16,6 +16,9 @@ struct MemoryPlan {
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
   uint64_t states = 0;            // part of pool: the states of recurrent layers, in all slots
   uint64_t released = 0;          // part of the original pool that was given back; in no other number
+  // What a draft model's own session takes, without the device's fixed part; and the part of it that clones
+  // share.
+  uint64_t draft = 0, draft_weights = 0;
   uint64_t programs = 0;          // part of fixed: the session's own programs, which a clone allocates again
   uint64_t backend_scratch = 0;   // part of workspace
   uint32_t largest_position = 0;  // largest rotary position; UINT32_MAX: grows with the text
@@ -24,6 +27,9 @@ struct MemoryPlan {
 
 // Decides every default, except the pool if there is a budget. Refuses contradictory options with the reason.
 Result<SessionOptions> resolve(const Model&, const SessionOptions&);
+
+// The options of a draft model's own session, which reads a window of the text.
+SessionOptions draft_options(const SessionOptions& resolved);
 
 // Counts the memory of a session with these policies, without a budget. `labels`: the session also runs the
 // op `label`.

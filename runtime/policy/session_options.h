@@ -19,7 +19,7 @@ enum class RetainScope : uint32_t { kPerHead, kLayer };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
-enum class Draft : int32_t { kNone, kLookup };
+enum class Draft : int32_t { kNone, kLookup, kModel };
 
 // A value that has a name: its number in the C interface and here, its name in errors and in session files.
 struct OptionChoice {
@@ -45,7 +45,8 @@ inline constexpr OptionChoice kVoteScopeChoices[] = {
     {0, "AUTO", "auto"}, {1, "LAYER", "layer"}, {2, "GROUP", "group"}};
 inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "SQRT", "sqrt"}};
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
-inline constexpr OptionChoice kDraftChoices[] = {{0, "NONE", "none"}, {1, "LOOKUP", "lookup"}};
+inline constexpr OptionChoice kDraftChoices[] = {
+    {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}};
 inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
 inline constexpr OptionChoice kYesNoOrDefault[] = {
     {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
@@ -94,6 +95,7 @@ enum class Saved { kNo, kYes, kOnHost };
 
 struct SessionOptions {
   std::shared_ptr<const Retainer> retainer;
+  std::shared_ptr<const Model> draft_model;  // for Draft::kModel
   uint64_t budget = 0;                     // bytes; 0: no limit
   Retention retention = Retention::kNone;  // in the C interface, its default depends on the heads
   // The share of the pool of each head, in the order of runs, 1 on average. Null: all heads get the same. The

@@ -10,7 +10,7 @@
 // These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 160);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 168);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -133,8 +133,9 @@ OFFSET(thimble_session_options, rebuild_every, 144);
 OFFSET(thimble_session_options, draft, 148);
 OFFSET(thimble_session_options, draft_tokens, 152);
 OFFSET(thimble_session_options, reserved, 156);
+OFFSET(thimble_session_options, draft_model, 160);
 
-static_assert(sizeof(thimble_memory) == 152);
+static_assert(sizeof(thimble_memory) == 160);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -157,6 +158,7 @@ OFFSET(thimble_memory, largest_position, 128);
 OFFSET(thimble_memory, selection_pays, 132);
 OFFSET(thimble_memory, states, 136);
 OFFSET(thimble_memory, state_slots, 144);
+OFFSET(thimble_memory, draft, 152);
 
 static_assert(sizeof(thimble_sampler_options) == 40);
 OFFSET(thimble_sampler_options, struct_size, 0);

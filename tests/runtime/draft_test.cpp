@@ -97,7 +97,7 @@ TEST(Pace, TurnsDraftsOffThatDoNotPay) {
 }
 
 TEST(Pace, DraftsAsManyTokensAsPay) {
-  EXPECT_LT(relative_time(0.3, 1000, [] { return true; }), 0.43);  // 16 tokens in 5.5 steps
+  EXPECT_LT(relative_time(0.3, 1000, [] { return true; }), 0.45);  // 16 tokens in 5.5 steps
   EXPECT_LT(relative_time(0.02, 1000, [] { return true; }), 0.1);  // 16 in 1.3
   int i = 0;
   EXPECT_LT(relative_time(0.1, 1000, [&] { return ++i % 4 != 0; }), 0.6);
@@ -116,6 +116,13 @@ TEST(Pace, TriesAgain) {
 SessionOptions with_drafts(SessionOptions o, uint32_t tokens = 3) {
   o.draft = Draft::kLookup;
   o.draft_tokens = tokens;
+  return o;
+}
+
+SessionOptions with_draft_model(SessionOptions o, std::shared_ptr<const Model> model, uint32_t tokens = 3) {
+  o.draft = Draft::kModel;
+  o.draft_tokens = tokens;
+  o.draft_model = std::move(model);
   return o;
 }
 
@@ -377,6 +384,77 @@ TEST(Drafts, AtTheirOwnPaceGenerateTheSame) {
   }
   EXPECT_EQ(kept(*drafting), kept(*plain));
   EXPECT_EQ(drafting->state().sampler.saved().accepted, plain->state().sampler.saved().accepted);
+}
+
+// ---- a draft model ----
+
+// The same model guesses right as long as its window holds the text. Another one guesses mostly wrong.
+TEST(DraftModels, LeaveEveryBitAsWithoutThem) {
+  const SeededModel m = seeded_model(), other = seeded_model({.layers = 1, .seed = 2});
+  for (const std::shared_ptr<const Model>& drafter : {m.model, other.model})
+    for_policies(m, [&](const SessionOptions& o) {
+      if (!takes_drafts(o)) return;
+      const auto plain = open_session(m.model, o);
+      const auto drafting = open_session(m.model, with_draft_model(o, drafter));
+      const std::vector<int32_t> text = repeating(300);
+      for (Session* s : {plain.get(), drafting.get()}) read(*s, std::span(text).first(100));
+      for (int i = 0; i < 60; ++i) {
+        ASSERT_EQ(must(drafting->step()), must(plain->step()));
+        expect_same(*drafting, *plain);
+      }
+      for (size_t i = 100; i < 160; ++i) {
+        must(drafting->accept(text[i])), must(plain->accept(text[i]));
+        expect_same(*drafting, *plain);
+      }
+      const auto twin = must(drafting->clone()), plain_twin = must(plain->clone());
+      EXPECT_EQ(go_on(*twin), go_on(*plain_twin));
+      EXPECT_LE(twin->allocated(), 2 * twin->plan().total);
+      EXPECT_EQ(go_on(*drafting), go_on(*plain));
+    });
+}
+
+TEST(DraftModels, SaveSteps) {
+  const SeededModel m = seeded_model();
+  for (const Retention retention : {Retention::kNone, Retention::kWindow}) {
+    Counted plain, drafting;
+    const SessionOptions o = retaining(m, retention);
+    const auto a = open_session(m.model, o, plain.device);
+    // Its own steps are on another device, so that they do not count.
+    const auto b = open_session(m.model, with_draft_model(o, m.model), drafting.device);
+    uint64_t of_target = 0;
+    drafting.device->before_submit = [&](const Program&, const StepParams& step, std::span<const HeadState>) {
+      of_target += step.n_rows == 4 && step.n_logit_rows == 4;
+    };
+    for (Session* s : {a.get(), b.get()}) {
+      read(*s, repeating(50));
+      for (int i = 0; i < 200; ++i) must(s->step());
+    }
+    EXPECT_GT(of_target, 40u);          // each has several segments
+    EXPECT_LT(of_target, 60u * 4 * 1);  // three of four tokens need no step
+  }
+}
+
+TEST(DraftModels, AreInsideTheBudget) {
+  const SeededModel m = seeded_model();
+  SessionOptions o = retaining(m, Retention::kWindow);
+  o.pool = 0;
+  o.budget = 3 << 20;
+  const uint32_t alone = must(make_plan(*m.model, *cpu(), o)).options.pool;
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  const auto session = open_session(m.model, with_draft_model(o, m.model), device);
+  EXPECT_LT(session->plan().options.pool, alone);
+  EXPECT_GT(session->plan().draft, 0u);
+  EXPECT_LE(session->plan().total, o.budget);
+  EXPECT_LE(device->peak_bytes, session->plan().total);
+}
+
+TEST(DraftModels, NeedTheSameVocabularyAndNoStates) {
+  const SeededModel m = seeded_model(), other = seeded_model({.vocab = 32});
+  const SessionOptions o = retaining(m, Retention::kNone);
+  EXPECT_EQ(Session::create(m.model, cpu(), with_draft_model(o, other.model)).status().code(),
+            Code::kMismatch);
+  EXPECT_EQ(Session::create(m.model, cpu(), with_draft_model(o, nullptr)).status().code(),
+            Code::kInvalidArgument);
 }
 
 // Their layers keep a state, which cannot leave out rows. Rows that stay are read again.

@@ -23,6 +23,7 @@ public final class Memory {
   public int selectionPays;
   public long states;
   public long stateSlots;
+  public long draft;
 
   Memory() {}
 }

@@ -55,6 +55,7 @@ public final class Thimble {
 
   public static final int DRAFT_NONE = 0;
   public static final int DRAFT_LOOKUP = 1;
+  public static final int DRAFT_MODEL = 2;
 
   private Thimble() {}
 

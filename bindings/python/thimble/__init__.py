@@ -104,6 +104,7 @@ class Memory:
     selection_pays: int
     states: int
     state_slots: int
+    draft: int
 
 
 @dataclasses.dataclass(frozen=True)

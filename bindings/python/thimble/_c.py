@@ -29,7 +29,7 @@ CONSTANTS = {
     "THIMBLE_VOTE_AUTO": 0, "THIMBLE_VOTE_LAYER": 1, "THIMBLE_VOTE_GROUP": 2,
     "THIMBLE_POSITIONS_LIST": 0, "THIMBLE_POSITIONS_ORIGINAL": 1,
     "THIMBLE_SCALE_NONE": 0, "THIMBLE_SCALE_SQRT": 1,
-    "THIMBLE_DRAFT_NONE": 0, "THIMBLE_DRAFT_LOOKUP": 1,
+    "THIMBLE_DRAFT_NONE": 0, "THIMBLE_DRAFT_LOOKUP": 1, "THIMBLE_DRAFT_MODEL": 2,
 }
 
 LogFn = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
@@ -74,7 +74,8 @@ class thimble_session_options(ctypes.Structure):
                 ("vote_window", c_uint32), ("select_prefill", c_uint32), ("positions", c_int32), ("context", c_uint32),
                 ("seed", c_uint32), ("progress", c_void_p), ("progress_user", c_void_p), ("select_page", c_uint32),
                 ("dense_layers", c_uint32), ("watch", c_uint32), ("rebuild", c_uint32),
-                ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("reserved", c_uint32)]
+                ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("reserved", c_uint32),
+                ("draft_model", c_void_p)]
 
 
 class thimble_memory(ctypes.Structure):
@@ -83,7 +84,8 @@ class thimble_memory(ctypes.Structure):
                 ("view", c_uint64), ("workspace", c_uint64), ("io", c_uint64), ("fixed", c_uint64), ("total", c_uint64),
                 ("allocated", c_uint64), ("dense_bytes_per_token", c_uint64), ("mapped", c_uint64),
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
-                ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64)]
+                ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64),
+                ("draft", c_uint64)]
 
 
 class thimble_sampler_options(ctypes.Structure):

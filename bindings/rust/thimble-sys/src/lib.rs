@@ -97,13 +97,13 @@ structs! {
         selection: i32, select_k: u32, select_init: u32, select_local: u32, select_theta: f32, vote: i32, vote_scale: i32,
         vote_window: u32, select_prefill: u32, positions: i32, context: u32, seed: u32, progress: *const c_void,
         progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
-        rebuild_every: u32, draft: i32, draft_tokens: u32, reserved: u32,
+        rebuild_every: u32, draft: i32, draft_tokens: u32, reserved: u32, draft_model: *const thimble_model,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
         view: u64, workspace: u64, io: u64, fixed: u64, total: u64, allocated: u64, dense_bytes_per_token: u64, mapped: u64,
         mapped_resident: u64, host_tables: u64, largest_position: u32, selection_pays: u32,
-        states: u64, state_slots: u64,
+        states: u64, state_slots: u64, draft: u64,
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
@@ -162,6 +162,7 @@ constants! {
     THIMBLE_SCALE_SQRT: i32 = 1;
     THIMBLE_DRAFT_NONE: i32 = 0;
     THIMBLE_DRAFT_LOOKUP: i32 = 1;
+    THIMBLE_DRAFT_MODEL: i32 = 2;
 }
 
 functions! {
