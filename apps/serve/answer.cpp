@@ -169,7 +169,9 @@ AnswerFilter::Place AnswerFilter::place() const {
   const bool blank = stripped(held_).empty();
   if (blank && (state_ == State::kStart || (state_ == State::kMessage && recipient_.empty() && !spoke_)))
     return Place::kStart;
-  return blank && state_ == State::kCall && takes_json(*open_.format) ? Place::kCall : Place::kInside;
+  const bool call =
+      state_ == State::kMessage ? !recipient_.empty() : state_ == State::kCall && takes_json(*open_.format);
+  return blank && call ? Place::kCall : Place::kInside;
 }
 
 bool AnswerFilter::step(bool last) {

@@ -2,6 +2,7 @@
 #include "apps/serve/gate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "apps/serve/calls.h"
 #include "apps/serve/json.h"
@@ -19,6 +20,18 @@ Grammar make_grammar(const Model& model, MakeGrammar make, const std::string& te
   return Grammar(grammar);
 }
 
+// What a call is in gpt-oss' format, before and after the function's name.
+const std::string kHarmonyCall = "<|channel|>commentary to=functions.",
+                  kHarmonyBody = "<|constrain|>json<|message|>";
+
+// A grammar of the names of tools, with a space after them.
+std::string name_rule(const Json& tools) {
+  std::string rule = "root ::= (";
+  for (const Json& tool : tools)
+    rule += (rule.back() == '(' ? "" : " | ") + write_json(tool["function"]["name"]);
+  return rule + ") \" \"";
+}
+
 Grammar schema_grammar(const Model& model, const Json& schema) {
   return make_grammar(model, thimble_grammar_create_json_schema, write_json(schema));
 }
@@ -30,23 +43,28 @@ Grammars make_grammars(const Model& model, const Task& task) {
   const bool harmony = task.opening.kind == Opening::Kind::kHarmony;
   if (task.opening.goes_on && (task.must_call || task.form.kind != Form::Kind::kAny))
     throw Refusal(400, "an answer that was begun cannot have a format, and cannot be a tool call");
-  if (task.must_call) {
-    Json tools = Json::array();
-    for (const Json& tool : task.tools)
-      if (task.only_tool.empty() || tool["function"]["name"] == task.only_tool) tools.push_back(tool);
-    if (harmony && tools.size() > 1)
-      throw Refusal(400, "with this model, \"tool_choice\" must name the tool");
-    const std::string name = tools[0]["function"]["name"].get<std::string>();
-    const std::string mark =
-        harmony ? "<|channel|>commentary to=functions." + name + " <|constrain|>json<|message|>"
-                : task.call_mark;
-    if (!mark.empty()) grammars.mark = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
+  Json checked = Json::array();  // the tools whose arguments are checked
+  for (const Json& tool : task.tools) {
+    const bool may = task.only_tool.empty() || tool["function"]["name"] == task.only_tool;
+    if (may && (task.must_call || is_strict(tool))) checked.push_back(tool);
+  }
+  std::string mark = task.call_mark;
+  if (harmony) {
+    for (const Json& tool : checked)
+      grammars.arguments[tool["function"]["name"]] = schema_grammar(model, arguments_schema(tool));
+    mark = kHarmonyCall;
+    if (task.must_call && checked.size() == 1)
+      mark += checked[0]["function"]["name"].get<std::string>() + " " + kHarmonyBody;
+    else if (task.must_call)
+      grammars.name = make_grammar(model, thimble_grammar_create_gbnf, name_rule(checked));
+  } else if (!checked.empty()) {
     grammars.call =
-        schema_grammar(model, harmony ? arguments_schema(tools[0]) : call_schema(tools, "", true));
+        schema_grammar(model, call_schema(task.must_call ? checked : task.tools, "", task.must_call));
+  }
+  if (task.must_call) {
+    if (!mark.empty()) grammars.mark = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
     return grammars;
   }
-  if (!harmony && std::any_of(task.tools.begin(), task.tools.end(), is_strict))
-    grammars.call = schema_grammar(model, call_schema(task.tools, "", false));
   if (task.form.kind != Form::Kind::kAny)
     grammars.form = make_grammar(model,
                                  task.form.kind == Form::Kind::kSchema ? thimble_grammar_create_json_schema
@@ -60,11 +78,19 @@ Gate::Gate(const Model& model, const Task& task, const Grammars& grammars)
       task_(task),
       grammars_(grammars),
       filter_(task.opening, task.tools),
-      waits_(grammars.form || grammars.call),
-      mark_(grammars.mark) {}
+      waits_(grammars.form || grammars.call || !grammars.arguments.empty()),
+      mark_(grammars.mark) {
+  if (grammars.call)
+    after_mark_ = &grammars.call;
+  else if (grammars.arguments.size() == 1)
+    after_mark_ = &grammars.arguments.begin()->second;
+  else
+    after_mark_ = nullptr;
+}
 
 void Gate::push(std::string_view text) {
   if (waits_) filter_.push(text);
+  if (names_) name_ += text;
 }
 
 int32_t Gate::begin(const Session& session, const Grammar& grammar) {
@@ -73,15 +99,37 @@ int32_t Gate::begin(const Session& session, const Grammar& grammar) {
   return -1;
 }
 
+// Writes the mark of a call, with the name of the function if that is in it, and begins the grammar after it.
+int32_t Gate::write_mark(const Session& session) {
+  if (written_ < mark_.size()) return mark_[written_++];
+  if (after_mark_) return begin(session, *after_mark_);
+  if (!std::exchange(names_, true)) {
+    call(thimble_session_set_grammar, session.get(), grammars_.name.get());
+  } else if (name_.ends_with(' ')) {
+    call(thimble_session_set_grammar, session.get(), nullptr);
+    names_ = false;
+    after_mark_ = &grammars_.arguments.at(name_.substr(0, name_.size() - 1));
+    mark_ = token_ids(model_, kHarmonyBody, THIMBLE_TOKENIZE_PARSE_SPECIAL);
+    written_ = 0;
+    return write_mark(session);
+  }
+  return -1;
+}
+
 int32_t Gate::before(const Session& session, const Logits& logits) {
   using Place = AnswerFilter::Place;
   if (!waits_) return -1;
-  // Messages to functions are not thought about.
-  if (task_.must_call && task_.opening.kind == Opening::Kind::kHarmony) marked_ = true;
-  if (marked_) return written_ < mark_.size() ? mark_[written_++] : begin(session, grammars_.call);
+  // In gpt-oss' format, a call that must be made is not thought about.
+  const bool harmony = task_.opening.kind == Opening::Kind::kHarmony;
+  if (harmony && task_.must_call) marked_ = true;
+  if (marked_) return write_mark(session);
   const Place place = filter_.place();
   const bool strict = grammars_.call && !task_.must_call;
   if (place == Place::kBefore || (place == Place::kInside && !strict)) return -1;
+  if (harmony && place == Place::kCall) {
+    const auto found = grammars_.arguments.find(filter_.function());
+    return found == grammars_.arguments.end() ? -1 : begin(session, found->second);
+  }
   if (place == Place::kCall && !grammars_.call) {
     waits_ = false;
     return -1;
@@ -102,7 +150,7 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
   if (task_.must_call || (calls && strict && takes_json(*mark.format))) {
     if (strict) mark_ = token_ids(model_, std::string(mark.mark), THIMBLE_TOKENIZE_PARSE_SPECIAL);
     marked_ = true;
-    return before(session, logits);
+    return write_mark(session);
   }
   if (place == Place::kInside) return -1;
   if (calls) return best;

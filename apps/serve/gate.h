@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "apps/library.h"
@@ -13,7 +15,11 @@ namespace app::serve {
 struct Grammars {
   Grammar form;  // of an answer that is not a call
   Grammar call;  // of a call in JSON
-  // The tokens that begin a call which must be made, before its grammar.
+  // In gpt-oss' format, the name of a function is in the header of a message: the grammars of the functions'
+  // arguments, and that of their names with a space after them.
+  std::map<std::string, Grammar> arguments;
+  Grammar name;
+  // The tokens that begin a call which must be made, before its name or its grammar.
   std::vector<int32_t> mark;
 };
 
@@ -37,6 +43,7 @@ class Gate {
 
  private:
   int32_t begin(const Session& session, const Grammar& grammar);
+  int32_t write_mark(const Session& session);
 
   const Model& model_;
   const Task& task_;
@@ -44,10 +51,14 @@ class Gate {
   AnswerFilter filter_;
   bool waits_;  // a grammar may still begin
   bool thought_ = false;
-  // Where a call begins whose arguments are checked: the tokens of its mark, and how many were written.
+  // Where a call begins whose arguments are checked: the tokens of its mark, how many were written, and the
+  // grammar after them; null: the name of the function comes first.
   bool marked_ = false;
   std::vector<int32_t> mark_;
   size_t written_ = 0;
+  const Grammar* after_mark_;
+  bool names_ = false;
+  std::string name_;
   int spaces_ = 0;
 };
 

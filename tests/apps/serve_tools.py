@@ -424,9 +424,31 @@ class Harmony(Chain):
         self.server.chat([messages[0], {**messages[1], "content": None}, messages[2]])
         self.assertIn("<|channel|>analysis<|message|>I should.<|end|>", self.read())
 
+    def test_a_call_that_must_be_made_meets_its_schema(self):
+        tools = [{"type": "function", "function": {"name": name, "parameters": NUMBERS}} for name in ("add", "take")]
+        for choice, name in (("required", "add"), ({"type": "function", "function": {"name": "take"}}, "take")):
+            for given in (tools, tools[:1] if name == "add" else tools[1:]):
+                message = self.server.chat([QUESTION], tools=given, tool_choice=choice)["choices"][0]["message"]
+                [call] = message["tool_calls"]
+                self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), (name, MEANT))
+                self.assertIn(f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", self.read())
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBERS}}
+        message = self.server.chat([QUESTION], response_format=schema)["choices"][0]["message"]
+        self.assertEqual(message["reasoning_content"], "Two and two.")
+
     def test_a_begun_answer_is_in_its_channel(self):
         self.server.chat([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "Fo"}], "/v1/messages", max_tokens=1)
         self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
+
+
+class HarmonyCalls(Chain):
+    model_of = (HARMONY, CHANNELS, [["t", "<|channel|>commentary to=functions.add json<|message|>", '{"a": 1}', "<|return|>"]])
+
+    def test_arguments_of_strict_functions_meet_their_schema(self):
+        for strict, arguments in ((True, MEANT), (False, {"a": 1})):
+            tool = {"type": "function", "function": {"name": "add", "parameters": NUMBERS, "strict": strict}}
+            [call] = self.server.chat([QUESTION], tools=[tool])["choices"][0]["message"]["tool_calls"]
+            self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), ("add", arguments))
 
 
 class WithoutTools(Chain):

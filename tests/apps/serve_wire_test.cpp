@@ -241,6 +241,8 @@ TEST(ServeTools, ThePlaceOfAnAnswerIsKnown) {
       place("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>", harmony),
       Place::kStart);
   EXPECT_EQ(place("<|channel|>final<|message|>a", harmony), Place::kInside);
+  EXPECT_EQ(place("<|channel|>commentary to=functions.f json<|message|>", harmony), Place::kCall);
+  EXPECT_EQ(place("<|channel|>commentary to=functions.f json<|message|>{", harmony), Place::kInside);
 }
 
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
