@@ -158,7 +158,9 @@ Answer generate(const Model& model, const Session& session, int64_t limit, const
     const std::string text = token_text(session, token);
     answer.text += text;
     sink(text);
-    if (thought_end.empty() || (token != thought_end_token && !answer.text.ends_with(thought_end))) continue;
+    if (thought_end.empty()) continue;
+    // A mark that is no token of its own may share its last token with white space.
+    if (token != thought_end_token && answer.text.find(thought_end) == std::string::npos) continue;
     thought_end = {};
     if (!write_space(model, session, answer, sink)) {
       answer.finish = Finish::kInterrupted;
