@@ -20,6 +20,7 @@ Result<uint32_t> Session::guess(std::span<int32_t> draft) {
   const double start = steady_seconds();
   drafter_->read();
   const double read = steady_seconds();
+  pace_.read(read - start);
   THIMBLE_LET(guessed, drafter_->guess(draft.first(wanted)));
   guess_seconds_ = steady_seconds() - read;
   state_.prefill_seconds += read - start;

@@ -5,8 +5,8 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kTried = 4;  // tokens of a draft that is only tried
-
+constexpr uint32_t kTried = 3;        // tokens of the first draft, and of one that is only tried
+constexpr double kTrying = 1.0 / 50;  // the share of the time that such drafts may lose
 constexpr uint32_t kLeastSteps = 3;   // plain steps before the first draft
 constexpr uint32_t kMostDrafts = 16;  // between two plain steps, because their time may change
 
@@ -24,6 +24,7 @@ void Pace::stepped(double seconds) {
     plain_ = std::min(plain_, seconds);
   else if (plain_steps_)
     average(plain_, plain_ ? std::min(seconds, 1.5 * plain_) : seconds, plain_steps_ - 1);
+  elapsed_ += seconds;
   ++plain_steps_;
   drafts_since_ = 0;
 }
@@ -40,10 +41,8 @@ uint32_t Pace::choose(uint32_t most) {
     const double rate = expected / (plain_ + (i + 1) * more_ + again_);
     if (rate > fastest) fastest = rate, best = i + 1;
   }
-  tries_ = !best && ++declined_ >= patience_;
-  if (!tries_) return best;
-  declined_ = 0;
-  return std::min(most, kTried);
+  tries_ = !best && lost_ <= kTrying * elapsed_;
+  return tries_ ? std::min(most, kTried) : best;
 }
 
 void Pace::drafted(uint32_t tokens, uint32_t right, bool wrong, double seconds) {
@@ -53,12 +52,9 @@ void Pace::drafted(uint32_t tokens, uint32_t right, bool wrong, double seconds) 
   ++drafts_since_;
   for (uint32_t i = 0; i < right; ++i) average(right_[i], 1);
   if (wrong) average(right_[right], 0);
-  if ((1 + right) * plain_ <= seconds) {
-    patience_ = std::min(2 * patience_, kMostPatience);
-    return;
-  }
-  patience_ = kLeastPatience;
-  if (tries_)  // the text may repeat from here on
+  const double lost = seconds - (1 + right) * plain_;
+  lost_ = std::max(0.0, lost_ + lost);
+  if (lost < 0 && tries_)  // the text may repeat from here on
     for (uint32_t i = 0; i < right; ++i) right_[i] = std::max(right_[i], kHoped);
 }
 

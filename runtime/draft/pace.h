@@ -21,19 +21,19 @@ class Pace {
   void drafted(uint32_t tokens, uint32_t right, bool wrong, double seconds);
   // After that, the right ones had to be read again, which took so long.
   void caught_up(double seconds);
+  // Before a draft, a text was read for it, which took so long.
+  void read(double seconds) { lost_ += seconds; }
 
  private:
-  static constexpr double kHoped = 0.7;  // how often a guess is right, until it is known
-  // Drafts that do not pay are tried again after 16 tokens, then after 32, and so on up to 256.
-  static constexpr uint32_t kLeastPatience = 16, kMostPatience = 256;
-
+  static constexpr double kHoped = 0.7;     // how often a guess is right, until it is known
   double plain_ = 0;                        // seconds of a plain step, a moving average
   double more_ = 0;                         // seconds that a drafted token adds, a moving average
   double again_ = 0;                        // seconds after a draft, a moving average
   uint32_t plain_steps_ = 0, drafts_ = 0;   // how many were measured
   std::array<double, kMostDrafted> right_;  // how often a guess is right if those before it are
-  uint32_t drafts_since_ = 0;               // the latest plain step
-  uint32_t declined_ = 0, patience_ = kLeastPatience;
+  uint32_t drafts_since_ = 0;               // drafts since the latest plain step
+  // Seconds of all plain steps, and seconds that drafts lost and did not win back.
+  double elapsed_ = 0, lost_ = 0;
   bool tries_ = false;  // the draft is one that was not expected to pay
 };
 
