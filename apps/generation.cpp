@@ -192,6 +192,7 @@ Json memory_json(const thimble_memory& m) {
           {"total", m.total},
           {"mapped", m.mapped},
           {"mapped_resident", m.mapped_resident},
+          {"streamed", m.streamed},
           {"host_tables", m.host_tables}};
 }
 
@@ -224,6 +225,7 @@ std::string memory_table(const thimble_memory& m) {
   if (m.allocated) row("allocated", m.allocated, "held now");
   row("model mapping", m.mapped, "not allocated, shared with the page cache");
   row("  of it resident", m.mapped_resident, "");
+  if (m.streamed) row("  of it streamed", m.streamed, "does not fit in memory, read again for each token");
   row("host tables", m.host_tables, "vocabulary and tensor tables");
   return table;
 }

@@ -126,6 +126,7 @@ struct DeviceInfo {
   uint64_t granularity = 1;              // allocations are rounded up to a multiple of it
   bool unified =
       true;  // host and device share memory: every buffer is mapped, and files are imported without a copy
+  bool pages_files = false;         // the system may drop pages of imported files and read them again
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
   uint32_t pool_rows = 1;           // rows of a step that attends to the pool itself (kFromPool)
 };

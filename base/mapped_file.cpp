@@ -124,6 +124,9 @@ uint64_t MappedFile::resident_bytes() const { return 0; }
 
 Status MappedFile::check_whole(std::string_view) const { return {}; }
 
+void MappedFile::read_ahead(std::span<const std::byte>) const {}
+void MappedFile::drop(std::span<const std::byte>) const {}
+
 static void close_descriptor(int) {}
 
 #else
@@ -207,6 +210,30 @@ uint64_t MappedFile::resident_bytes() const {
         resident += std::min(page, bytes - p * page) - (offset + p == 0 ? below : 0);
   }
   return resident;
+}
+
+void MappedFile::read_ahead(std::span<const std::byte> bytes) const {
+  if (!mapped_ || bytes.empty()) return;
+  const std::byte* const begin = map_begin(bytes.data());
+  madvise(const_cast<std::byte*>(begin), static_cast<size_t>(bytes.data() + bytes.size() - begin),
+          MADV_WILLNEED);
+}
+
+// Only pages that contain no other bytes are dropped. On Linux they are first unmapped, because the system
+// keeps pages that are mapped.
+void MappedFile::drop(std::span<const std::byte> bytes) const {
+#ifdef __linux__
+  const uint64_t page = map_granularity();
+  const std::byte* const first = map_begin(bytes.data() + page - 1);
+  const std::byte* const end = map_begin(bytes.data() + bytes.size());
+  if (!mapped_ || first >= end) return;
+  const size_t size = static_cast<size_t>(end - first);
+  madvise(const_cast<std::byte*>(first), size, MADV_DONTNEED);
+  const uint64_t offset = file_end_ - size_ + static_cast<uint64_t>(first - data_);
+  posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(size), POSIX_FADV_DONTNEED);
+#else
+  (void)bytes;
+#endif
 }
 
 #endif

@@ -36,6 +36,11 @@ class MappedFile {
   Status check_whole(std::string_view name) const;
   // Bytes of the mapping that are in memory now; 0 for lent memory, or if the system does not report it.
   uint64_t resident_bytes() const;
+  // Tells the system that these bytes of the file will be read soon, or not for some time; it then reads them
+  // in the background, or drops them from memory. They keep their contents. Has no effect on lent memory, or
+  // if the system takes no such advice.
+  void read_ahead(std::span<const std::byte>) const;
+  void drop(std::span<const std::byte>) const;
 
  private:
   MappedFile(const void* data, uint64_t size, int descriptor, uint64_t file_end);

@@ -9,7 +9,11 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <initializer_list>
+#include <limits>
+#include <optional>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -80,33 +84,20 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The smallest quota, in cores, of a group and its parent groups. `quota_of` returns the quota of one folder,
-// or 0.
-template <typename QuotaOf>
-double least_quota(const std::string& mount, std::string group, const QuotaOf& quota_of) {
-  double least = 0;
+// The least number that `of` returns for a group's folder or that of a parent group.
+template <typename Number, typename Of>
+Number least_of_group(const std::string& mount, std::string group, Number least, const Of& of) {
   for (;;) {
-    const double quota = quota_of(mount + group);
-    if (quota > 0 && (least == 0 || quota < least)) least = quota;
+    least = std::min<Number>(least, of(mount + group));
     if (group.empty()) return least;
     group.erase(group.rfind('/'));
   }
 }
 
-}  // namespace
-
-uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
-  const auto version2 = [](const std::string& folder) {  // "200000 100000" or "max 100000", in microseconds
-    std::istringstream line(first_line(folder + "/cpu.max"));
-    double quota = 0, period = 0;
-    return line >> quota >> period && period > 0 ? quota / period : 0;
-  };
-  const auto version1 = [](const std::string& folder) {  // a quota of -1 means none
-    const double quota = std::atof(first_line(folder + "/cpu.cfs_quota_us").c_str()),
-                 period = std::atof(first_line(folder + "/cpu.cfs_period_us").c_str());
-    return quota > 0 && period > 0 ? quota / period : 0;
-  };
-  double least = 0;
+// Like that, for all groups of a process in version 2, and in version 1 those of a controller.
+template <typename Number, typename Of2, typename Of1>
+Number least_of_groups(const std::string& membership, const std::string& mount, const std::string& controller,
+                       Number least, const Of2& version2, const Of1& version1) {
   std::ifstream groups(membership);
   for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/user.slice", "0::/user.slice"
     const size_t names = line.find(':'), path = line.find(":/");
@@ -114,17 +105,68 @@ uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
     const std::string controllers = "," + line.substr(names + 1, std::max(path, names + 1) - names - 1) + ",";
     std::string group = line.substr(path + 1);
     if (group == "/") group.clear();
-    double quota = 0;
-    if (controllers == ",,") {
-      quota = least_quota(mount, group, version2);
-    } else if (controllers.find(",cpu,") != controllers.npos) {
-      // A container may see its own group as the root of the mounted hierarchy, so groups whose folders are
-      // missing are skipped.
-      quota = least_quota(mount + "/cpu", group, version1);
-    }
-    if (quota > 0 && (least == 0 || quota < least)) least = quota;
+    // A container may see its own group as the root of the mounted hierarchy, so groups whose folders are
+    // missing are skipped.
+    if (controllers == ",,")
+      least = least_of_group(mount, group, least, version2);
+    else if (controllers.find("," + controller + ",") != controllers.npos)
+      least = least_of_group(mount + "/" + controller, group, least, version1);
   }
-  return static_cast<uint32_t>(std::ceil(least));
+  return least;
+}
+
+// The sum of these numbers of a file with lines of a name and a number.
+uint64_t sum_of(const std::string& path, std::initializer_list<std::string_view> names) {
+  std::ifstream file(path);
+  std::string name;
+  uint64_t sum = 0, value = 0;
+  while (file >> name >> value)
+    if (std::find(names.begin(), names.end(), name) != names.end()) sum += value;
+  return sum;
+}
+
+}  // namespace
+
+uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const auto version2 = [&](const std::string& folder) {  // "200000 100000" or "max 100000", in microseconds
+    std::istringstream line(first_line(folder + "/cpu.max"));
+    double quota = 0, period = 0;
+    return line >> quota >> period && quota > 0 && period > 0 ? quota / period : kNone;
+  };
+  const auto version1 = [&](const std::string& folder) {  // a quota of -1 means none
+    const double quota = std::atof(first_line(folder + "/cpu.cfs_quota_us").c_str()),
+                 period = std::atof(first_line(folder + "/cpu.cfs_period_us").c_str());
+    return quota > 0 && period > 0 ? quota / period : kNone;
+  };
+  const double least = least_of_groups(membership, mount, "cpu", kNone, version2, version1);
+  return least == kNone ? 0 : static_cast<uint32_t>(std::ceil(least));
+}
+
+uint64_t cgroup_free_bytes(const std::string& membership, const std::string& mount) {
+  const auto free_of = [](uint64_t limit, uint64_t used, uint64_t droppable) {
+    used -= std::min(used, droppable);
+    return limit - std::min(limit, used);
+  };
+  const auto number = [](const std::string& path) -> std::optional<uint64_t> {
+    std::istringstream line(first_line(path));
+    uint64_t value = 0;
+    return line >> value ? std::optional(value) : std::nullopt;  // "max" means none
+  };
+  const auto version2 = [&](const std::string& folder) {
+    const auto limit = number(folder + "/memory.max"), used = number(folder + "/memory.current");
+    if (!limit || !used) return UINT64_MAX;
+    return free_of(*limit, *used, sum_of(folder + "/memory.stat", {"inactive_file", "active_file"}));
+  };
+  // Without a limit, the file holds a number near that of all addresses.
+  const auto version1 = [&](const std::string& folder) {
+    const auto limit = number(folder + "/memory.limit_in_bytes"),
+               used = number(folder + "/memory.usage_in_bytes");
+    if (!limit || !used || *limit >= uint64_t{1} << 60) return UINT64_MAX;
+    return free_of(*limit, *used,
+                   sum_of(folder + "/memory.stat", {"total_inactive_file", "total_active_file"}));
+  };
+  return least_of_groups(membership, mount, "memory", UINT64_MAX, version2, version1);
 }
 
 #ifdef __linux__
@@ -178,7 +220,9 @@ MemoryStatus memory_status() {
   if (!GlobalMemoryStatusEx(&status)) return {};
   return {status.ullTotalPhys, status.ullAvailPhys};
 #elif defined(__linux__)
-  return {proc_kilobytes("/proc/meminfo", "MemTotal"), proc_kilobytes("/proc/meminfo", "MemAvailable")};
+  return {proc_kilobytes("/proc/meminfo", "MemTotal"),
+          std::min(proc_kilobytes("/proc/meminfo", "MemAvailable"),
+                   cgroup_free_bytes("/proc/self/cgroup", "/sys/fs/cgroup"))};
 #else
   const uint64_t total =
       static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

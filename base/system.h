@@ -19,8 +19,13 @@ uint32_t cgroup_cores(const std::string& membership, const std::string& mount);
 // The processor's name for people; "unknown processor" if the system does not report it.
 std::string processor_name();
 
+// The bytes that the cgroups of a process still allow it, with pages of files counted as free, because the
+// system can drop them; UINT64_MAX: no limit, or unknown. The arguments are as above.
+uint64_t cgroup_free_bytes(const std::string& membership, const std::string& mount);
+
 struct MemoryStatus {
-  uint64_t total_bytes = 0, free_bytes = 0;  // of the machine; free: available without swapping
+  uint64_t total_bytes = 0;  // of the machine
+  uint64_t free_bytes = 0;   // available to this process without swapping
 };
 MemoryStatus memory_status();
 // Bytes of private memory of this process that are in use now (RssAnon); 0 if the system does not report it.

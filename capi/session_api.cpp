@@ -73,6 +73,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.pool_bytes = plan.pool;
   m.states = plan.states;
   m.state_slots = plan.dimensions.state_slots;
+  m.streamed = paged_bytes(model, plan.paged_layers);
   m.view = plan.view;
   m.workspace = plan.workspace;
   m.io = plan.io;

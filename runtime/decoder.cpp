@@ -19,10 +19,12 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // ---- the step ----
 
 // The programs for chunks have a segment for each layer, so that an interrupt takes effect soon. The step of
-// one token is too short to need that. A second reading needs no logits.
+// one token is too short to need that, unless some layers have to be read from the file. A second reading
+// needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
-    if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft) r.segment();
+    if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty())
+      r.segment();
   };
   r.segment();
   if (step == Step::kRebuild) policies_.host()->record_rows(r);

@@ -66,6 +66,7 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
 
   uint64_t weights = 0, allocated = 0;
   THIMBLE_TRY(place_weights(weights));
+  weights_.pager = LayerPager(*model_, plan_.paged_layers);
   THIMBLE_TRY(allocate_arenas(allocated));
   THIMBLE_TRY(record_programs());
   const uint64_t heads = plan_.dimensions.runs.size();
@@ -205,10 +206,14 @@ Status Engine::run(std::function<void()> meanwhile) {
     if (interrupted_.exchange(false, std::memory_order_relaxed))
       return error(Code::kInterrupted, "interrupted; repeat the call to continue");
     THIMBLE_TRY(check_files());
+    // Programs that run layers have a segment for each, after the first one.
+    const bool runs_layers = c.step.program->segments > model_->layers.size();
+    if (runs_layers && c.part == 0) weights_.pager.before(c.next - Decoder::kHead - 1);
     THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));
     if (meanwhile) std::exchange(meanwhile, {})();
     THIMBLE_TRY(stream_->wait());
     if (++c.part < c.step.program->parts(c.next)) continue;
+    if (runs_layers) weights_.pager.after(c.next - Decoder::kHead - 1);
     c.part = 0;
     ++c.next;
   }

@@ -67,7 +67,8 @@ static const Row kMemory[] = {I(pool),          I(capacity),
                               J(mapped),        J(mapped_resident),
                               J(host_tables),   I(largest_position),
                               I(selection_pays), J(states),
-                              J(state_slots),   J(draft)};
+                              J(state_slots),   J(draft),
+                              J(streamed)};
 #undef STRUCT
 
 #define STRUCT thimble_stats

@@ -63,7 +63,7 @@ export const structs = {
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),
       ...fields('uint32_t', 'largest_position selection_pays'),
-      ...fields('uint64_t', 'states state_slots draft') }),
+      ...fields('uint64_t', 'states state_slots draft streamed') }),
   thimble_sampler_options: koffi.struct('thimble_sampler_options',
     { struct_size: 'uint32_t', temperature: 'float', top_k: 'uint32_t', ...fields('float', 'top_p min_p repeat_penalty'),
       ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t' }),

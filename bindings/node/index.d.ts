@@ -107,6 +107,7 @@ export interface Memory {
   states: number;
   stateSlots: number;
   draft: number;
+  streamed: number;
 }
 
 /** thimble_stats. */

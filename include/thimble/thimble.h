@@ -629,6 +629,7 @@ typedef struct thimble_memory {
   uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
   uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
                            pool, workspace and io */
+  uint64_t streamed; /* the part of `mapped` that does not fit in memory, so that each step reads it again; 0: none */
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.

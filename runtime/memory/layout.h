@@ -4,6 +4,7 @@
 #include <span>
 
 #include "runtime/kv/pool.h"
+#include "runtime/memory/layer_pager.h"
 #include "runtime/model/model.h"
 
 namespace thimble {
@@ -15,6 +16,7 @@ struct Weights {
     const Weight w = model->weight(t);
     return w || !retainer ? w : retainer->weight(t);
   }
+  LayerPager pager;
 };
 
 // The number of rows that get logits in one pass of the tail. Scoring a text needs all logits. With 16 rows

@@ -302,6 +302,10 @@ Result<MemoryPlan> make_plan(const Model& model, const Device& device, const Ses
   THIMBLE_LET(plan, count_plan(model, device, o, policies));
   if (o.budget && plan.total > o.budget) return over_budget(model, device, plan);
   plan.asked = options;
+  if (const DeviceInfo info = device.info(); info.pages_files) {
+    const uint64_t taken = plan.total + info.free_bytes / 16;  // the rest is for other programs
+    plan.paged_layers = paged_layers(model, info.free_bytes - std::min(info.free_bytes, taken));
+  }
   return plan;
 }
 

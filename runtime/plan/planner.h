@@ -22,7 +22,8 @@ struct MemoryPlan {
   uint64_t programs = 0;          // part of fixed: the session's own programs, which a clone allocates again
   uint64_t backend_scratch = 0;   // part of workspace
   uint32_t largest_position = 0;  // largest rotary position; UINT32_MAX: grows with the text
-  bool selection_pays = false;    // selection reads fewer bytes than attending to the full pool (methods 6.2)
+  std::vector<uint32_t> paged_layers;  // which every step reads from the file again
+  bool selection_pays = false;  // selection reads fewer bytes than attending to the full pool (methods 6.2)
 };
 
 // Decides every default, except the pool if there is a budget. Refuses contradictory options with the reason.

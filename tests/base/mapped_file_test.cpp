@@ -9,11 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/system.h"
+
 #ifdef _WIN32
 #include <io.h>
 #else
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
+#ifdef __linux__
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #endif
 #include <fcntl.h>
 
@@ -55,6 +61,37 @@ TEST(MappedFile, TakesPathsInUtf8) {
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_EQ(text_of(*file), "hello");
 }
+
+#ifdef __linux__
+TEST(MappedFile, DropsPagesAndReadsThemAhead) {
+  constexpr size_t kPage = 4096, kPages = 4096;  // the system may drop pages in groups of up to 512
+  std::string content;
+  for (size_t i = 0; i < kPages * kPage; ++i) content += static_cast<char>(i / kPage + i % 7);
+  const std::string path = write_file(folder() / "pages", content);
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  struct statfs system;
+  ASSERT_EQ(fstatfs(descriptor, &system), 0);
+  ASSERT_EQ(fsync(descriptor), 0);  // pages that are not on the disk yet cannot be dropped
+  close(descriptor);
+  if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "SKIPPED: the folder for temporary files is in memory";
+  const Result<MappedFile> file = MappedFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(text_of(*file), content);
+  ASSERT_EQ(file->resident_bytes(), content.size());
+  const auto part = file->bytes().subspan(kPages / 4 * kPage + 1, kPages / 2 * kPage);
+  file->drop(part);
+  EXPECT_LE(file->resident_bytes(), content.size() - kPages / 4 * kPage);
+  EXPECT_GE(file->resident_bytes(), content.size() - part.size());
+  file->read_ahead(part);
+  const double end = steady_seconds() + 10;
+  while (file->resident_bytes() < content.size() && steady_seconds() < end) usleep(1000);
+  EXPECT_EQ(file->resident_bytes(), content.size());
+  file->drop(part);
+  EXPECT_EQ(text_of(*file), content);
+  file->drop(file->bytes().subspan(5, 100));  // no whole page
+  EXPECT_EQ(file->resident_bytes(), content.size());
+}
+#endif
 
 TEST(MappedFile, DetectsATruncatedFile) {
   const std::filesystem::path path = folder() / "cut";

@@ -62,6 +62,7 @@ class CgroupFiles {
     return *this;
   }
   uint32_t cores() const { return cgroup_cores(folder_ / "membership", folder_); }
+  uint64_t free_bytes() const { return cgroup_free_bytes(folder_ / "membership", folder_); }
 
  private:
   const std::filesystem::path folder_ =
@@ -92,6 +93,32 @@ TEST(Cgroup, Version1LimitsCoresByItsQuota) {
   EXPECT_EQ(files.cores(), 2u) << "the group itself is not mounted here, the root is";
   files.set("cpu/docker/1/cpu.cfs_quota_us", "100000").set("cpu/docker/1/cpu.cfs_period_us", "100000");
   EXPECT_EQ(files.cores(), 1u);
+}
+
+TEST(Cgroup, Version2LimitsMemoryByTheLeastOfAllParents) {
+  CgroupFiles files;
+  EXPECT_EQ(files.free_bytes(), UINT64_MAX) << "nothing is told";
+  files.set("membership", "0::/a.slice/b").set("a.slice/b/memory.max", "max");
+  files.set("a.slice/b/memory.current", "5000");
+  EXPECT_EQ(files.free_bytes(), UINT64_MAX);
+  files.set("a.slice/memory.max", "20000").set("a.slice/memory.current", "9000");
+  EXPECT_EQ(files.free_bytes(), 11000u);
+  files.set("a.slice/memory.stat", "anon 4000\ninactive_file 3000\nfile 5000\nactive_file 2000");
+  EXPECT_EQ(files.free_bytes(), 16000u) << "pages of files can be dropped";
+  files.set("a.slice/b/memory.max", "6000");
+  EXPECT_EQ(files.free_bytes(), 1000u);
+  files.set("a.slice/b/memory.current", "7000");
+  EXPECT_EQ(files.free_bytes(), 0u);
+}
+
+TEST(Cgroup, Version1LimitsMemory) {
+  CgroupFiles files;
+  files.set("membership", "5:memory:/x\n4:cpu,cpuacct:/y");
+  files.set("memory/memory.limit_in_bytes", "9223372036854771712").set("memory/memory.usage_in_bytes", "1");
+  EXPECT_EQ(files.free_bytes(), UINT64_MAX);
+  files.set("memory/x/memory.limit_in_bytes", "10000").set("memory/x/memory.usage_in_bytes", "9500");
+  files.set("memory/x/memory.stat", "inactive_file 1\ntotal_inactive_file 4000\ntotal_active_file 500");
+  EXPECT_EQ(files.free_bytes(), 5000u);
 }
 
 constexpr uint64_t kHuge = 2 << 20, kPage = 4096;

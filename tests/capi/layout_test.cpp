@@ -135,7 +135,7 @@ OFFSET(thimble_session_options, draft_tokens, 152);
 OFFSET(thimble_session_options, reserved, 156);
 OFFSET(thimble_session_options, draft_model, 160);
 
-static_assert(sizeof(thimble_memory) == 160);
+static_assert(sizeof(thimble_memory) == 168);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -159,6 +159,7 @@ OFFSET(thimble_memory, selection_pays, 132);
 OFFSET(thimble_memory, states, 136);
 OFFSET(thimble_memory, state_slots, 144);
 OFFSET(thimble_memory, draft, 152);
+OFFSET(thimble_memory, streamed, 160);
 
 static_assert(sizeof(thimble_sampler_options) == 40);
 OFFSET(thimble_sampler_options, struct_size, 0);

@@ -323,6 +323,7 @@ DeviceInfo cpu_device_info() {
           .free_bytes = memory.free_bytes,
           .max_binding = std::numeric_limits<uint64_t>::max(),
           .alignment = 64,
+          .pages_files = true,
           .view_element_bytes = 4,
           .pool_rows = kMostLogitRows};
 }

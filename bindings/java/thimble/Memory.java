@@ -24,6 +24,7 @@ public final class Memory {
   public long states;
   public long stateSlots;
   public long draft;
+  public long streamed;
 
   Memory() {}
 }

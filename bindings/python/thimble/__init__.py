@@ -105,6 +105,7 @@ class Memory:
     states: int
     state_slots: int
     draft: int
+    streamed: int
 
 
 @dataclasses.dataclass(frozen=True)

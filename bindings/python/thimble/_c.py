@@ -85,7 +85,7 @@ class thimble_memory(ctypes.Structure):
                 ("allocated", c_uint64), ("dense_bytes_per_token", c_uint64), ("mapped", c_uint64),
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
                 ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64),
-                ("draft", c_uint64)]
+                ("draft", c_uint64), ("streamed", c_uint64)]
 
 
 class thimble_sampler_options(ctypes.Structure):

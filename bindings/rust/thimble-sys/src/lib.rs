@@ -103,7 +103,7 @@ structs! {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
         view: u64, workspace: u64, io: u64, fixed: u64, total: u64, allocated: u64, dense_bytes_per_token: u64, mapped: u64,
         mapped_resident: u64, host_tables: u64, largest_position: u32, selection_pays: u32,
-        states: u64, state_slots: u64, draft: u64,
+        states: u64, state_slots: u64, draft: u64, streamed: u64,
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
