@@ -290,11 +290,24 @@ struct Gate {
   Out x;  // [rows][x_stride]
   GateParams p;
 };
+// A matrix product in each head: of x's head
+//   [in_cols inputs | `copied` channels],
+// y's head becomes
+//   [the `copied` channels | out_cols outputs].
+// x and y do not overlap. Of w, only the scale and the rows of the heads' matrices are read.
+struct HeadLinear {
+  In x;      // [rows][x_stride]; [heads][x_head_stride]
+  Weight w;  // for each head [out_cols][in_cols], or transposed [in_cols][out_cols]
+  Out y;     // [rows][y_stride]; [heads][y_head_stride]
+  HeadLinearParams p;
+};
 // Appends k and v rows as f16, and their positions. Values beyond f16's range become its largest number.
 struct KvAppend {
   In qkv;  // [rows][row_stride]
   In rope;
-  KvArray k, v;   // [run][dh], or in the chunk: [Hkv][chunk_capacity][dh]
+  // [run][dh], or in the chunk: [Hkv][chunk_capacity][dh]. In this op and in those that gather, compact and
+  // merge entries, all v are empty if values are channels of the keys.
+  KvArray k, v;
   Out pos;        // int32, in the same layout without dh
   Out saturated;  // one uint; the op adds the number of values beyond f16's range
   KvAppendParams p;
@@ -334,19 +347,22 @@ struct KvView {
   Out k, v;  // [Hkv][view_capacity][dh], DeviceInfo::view_element_bytes per element
   KvViewParams p;
 };
-// y = softmax(cap(q k^T * scale), causal over the last rows) v, with GQA
+// y = softmax(cap(q k^T * scale), causal over the last rows) v, with GQA. Without v, the value of an entry
+// consists of the channels of its key that do not rotate.
 struct Attention {
   In q;  // [rows][row_stride], unrotated; row i of n has list index count - n + i (its own entry)
   // The view, [Hkv][view_capacity][dh] of DeviceInfo::view_element_bytes, or one layer's pool, [run][dh].
   KvArray k, v;
   In list, rope;
   In sinks;  // f32 [H]: logits that add to the softmax's sum but have no value; or empty
-  Out y;     // [rows][y_stride]
+  Out y;     // [rows][y_stride]; [H][value_cols()]
   Out ml;    // f32 [rows][H][2]: running maximum and sum between passes
   AttentionParams p;
   // uint [rows], ascending: the list index of each row's own entry, if the rows are not the last entries of
   // the list. Only for the view under kRopeList, without a window. Or empty.
   In row_index = {};
+  // The channels of a value.
+  uint32_t value_cols() const { return p.head_dim - (v ? 0 : p.rope.n_rot); }
 };
 // Overwrites the pool, in place and in order, with the listed entries of pool and chunk.
 struct KvCompact {
@@ -523,7 +539,8 @@ struct Copy {
 // The table of ops. A row contains an op's struct, its name in files, tests, messages and functions, and the
 // backends that implement it. Op, op_name(), and each backend's declarations and dispatch are generated from
 // this table. A backend that a row does not name reports the op as unsupported.
-inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCpu | kOnCuda | kOnVulkan;
+inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kNotOnCuda = kOnCpu | kOnVulkan,
+                          kOnAll = kOnCpu | kOnCuda | kOnVulkan;
 
 #define THIMBLE_OPS(OP)                   \
   OP(Embed, embed, kOnAll)                \
@@ -540,6 +557,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(Ssm, ssm, kOnCpu | kOnVulkan)        \
   OP(GatedNorm, gated_norm, kOnAll)       \
   OP(Gate, gate, kOnAll)                  \
+  OP(HeadLinear, head_linear, kNotOnCuda) \
   OP(KvAppend, kv_append, kOnAll)         \
   OP(SinkScore, sink_score, kOnAll)       \
   OP(CisStore, cis_store, kOnAll)         \

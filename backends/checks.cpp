@@ -181,19 +181,31 @@ class Checker {
     need("x", o.x, strided(rows(), p.x_stride, uint64_t(p.groups) * p.cols));
   }
 
+  void operator()(const HeadLinear& o) {
+    const HeadLinearParams& p = o.p;
+    const uint64_t last_head = std::max(p.heads, 1u) - 1;
+    if (p.out_cols > kMostHeadColumns) refuse("was recorded with more outputs of a head than it supports");
+    need("x", o.x, strided(rows(), p.x_stride, last_head * p.x_head_stride + p.in_cols + p.copied));
+    need("y", o.y, strided(rows(), p.y_stride, last_head * p.y_head_stride + p.copied + p.out_cols));
+    const uint32_t w_rows = p.transposed ? p.in_cols : p.out_cols;
+    if (p.w_first + last_head * p.w_head_rows + w_rows > o.w.rows)
+      refuse("was recorded with a matrix that lacks rows of its heads");
+    matrix(o.w, o.w.rows, p.transposed ? p.out_cols : p.in_cols);
+  }
+
   void operator()(const KvAppend& o) {
     const KvAppendParams& p = o.p;
-    const uint64_t columns = std::max(p.k_column, p.v_column) + last(p) * p.head_dim;
+    const uint64_t columns = (o.v ? std::max(p.k_column, p.v_column) : p.k_column) + last(p) * p.head_dim;
     need("qkv", o.qkv, strided(rows(), p.row_stride, columns));
     need("saturated", o.saturated, kWord);
     if (p.into == kIntoChunk) {
       chunk("k", o.k, p);
-      chunk("v", o.v, p);
+      if (o.v) chunk("v", o.v, p);
       chunk("pos", o.pos, last(p), p.chunk_capacity);
     } else {
       HeadBounds& h = heads(p);
       run("k", o.k, p.head_dim, h);
-      run("v", o.v, p.head_dim, h);
+      if (o.v) run("v", o.v, p.head_dim, h);
       run("pos", o.pos, h);
       h.grows = name_;
     }
@@ -243,17 +255,17 @@ class Checker {
     const KvViewParams& p = o.p;
     HeadBounds& h = heads(p);
     run("pool_k", o.pool_k, p.head_dim, h);
-    run("pool_v", o.pool_v, p.head_dim, h);
+    if (o.pool_v) run("pool_v", o.pool_v, p.head_dim, h);
     if (o.chunk_k) {
       chunk("chunk_k", o.chunk_k, p);
-      chunk("chunk_v", o.chunk_v, p);
+      if (o.pool_v) chunk("chunk_v", o.chunk_v, p);
     } else {
       bounds_.rows.narrow(0, name_);
     }
     list(o.list, p);
     const uint64_t bytes = last(p) * p.view_capacity * p.head_dim * device_.view_element_bytes;
     need("k", o.k, bytes);
-    need("v", o.v, bytes);
+    if (o.pool_v) need("v", o.v, bytes);
     if (p.rope.mode != kRopeList) return;
     const uint64_t positions = rope_positions(o.rope, p);
     if (positions < uint64_t(p.first_entry) + p.view_capacity) attended(o.list, h).narrow(positions, name_);
@@ -266,19 +278,19 @@ class Checker {
     if (p.equal_heads) h.equal = name_;
     if (p.source == kFromPool) {
       run("k", o.k, p.head_dim, h);
-      run("v", o.v, p.head_dim, h);
+      if (o.v) run("v", o.v, p.head_dim, h);
       h.grows = name_;
       bounds_.rows.narrow(o.list ? 1 : device_.pool_rows, name_);
     } else {
       const uint64_t bytes = last(p) * p.view_capacity * p.head_dim * device_.view_element_bytes;
       need("k", o.k.values, bytes);
-      need("v", o.v.values, bytes);
+      if (o.v) need("v", o.v.values, bytes);
       need("ml", o.ml, rows() * queries * 2 * kWord);
     }
     if (o.sinks) need("sinks", o.sinks, queries * kWord);
     const uint64_t n = p.source == kFromPool ? std::min<uint64_t>(rows(), device_.pool_rows) : rows();
     need("q", o.q, strided(n, p.row_stride, queries * p.head_dim));
-    need("y", o.y, strided(n, p.y_stride, queries * p.head_dim));
+    need("y", o.y, strided(n, p.y_stride, queries * o.value_cols()));
     list(o.list, p);
     Bound& rotated = p.rope.mode == kRopeList ? attended(o.list, h) : bounds_.positions;
     rotated.narrow(rope_positions(o.rope, p), name_);
@@ -292,13 +304,13 @@ class Checker {
     const KvCompactParams& p = o.p;
     HeadBounds& h = heads(p);
     run("k", o.k, p.head_dim, h);
-    run("v", o.v, p.head_dim, h);
+    if (o.v) run("v", o.v, p.head_dim, h);
     run("pos", o.pos, h);
     if (o.cis) run("cis", o.cis, h);
     list(o.list, p);
     if (o.chunk_k) {
       chunk("chunk_k", o.chunk_k, p);
-      chunk("chunk_v", o.chunk_v, p);
+      if (o.v) chunk("chunk_v", o.chunk_v, p);
       chunk("chunk_pos", o.chunk_pos, last(p), p.chunk_capacity);
       if (o.cis) chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
     } else {
@@ -311,7 +323,7 @@ class Checker {
     const KvMergeParams& p = o.p;
     HeadBounds& h = heads(p);
     run("k", o.k, p.head_dim, h);
-    run("v", o.v, p.head_dim, h);
+    if (o.v) run("v", o.v, p.head_dim, h);
     run("pos", o.pos, h);
     run("cis", o.cis, h);
     bounds_.rows.narrow(kMostMergedRows, name_);

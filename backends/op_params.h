@@ -262,6 +262,20 @@ struct GateParams {
   uint g_cols;          // numbers of a group in g: cols, or 1 for all channels of a group
 };
 
+// The most outputs of a head of head_linear.
+#define kMostHeadColumns 4096u
+
+struct HeadLinearParams {
+  uint heads;
+  uint in_cols, out_cols;        // of a head's matrix
+  uint copied;                   // channels of a head that are copied, see the op
+  uint x_stride, x_head_stride;  // elements between rows and between heads of x
+  uint y_stride, y_head_stride;  // likewise of y
+  // The row of w where head 0's matrix begins, and the number of rows from one head's matrix to the next.
+  uint w_first, w_head_rows;
+  uint transposed;  // 1: the rows of a head's matrix are those of its inputs; 0: those of its outputs
+};
+
 // The heads that an op works on. A backend with limited bindings calls the op for a few heads at a time.
 struct KvAppendParams {
   uint first_head, heads;  // KV heads

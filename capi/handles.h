@@ -77,8 +77,7 @@ namespace thimble::capi {
 inline uint64_t kv_bytes_per_token(const Model& model) {
   uint64_t bytes = 0;
   for (const Layer& layer : model.layers)
-    if (layer.retains())
-      bytes += 2 * static_cast<uint64_t>(key_cost(*layer.attention()).bytes);  // keys and values
+    if (layer.retains()) bytes += static_cast<uint64_t>(entry_cost(*layer.attention()).bytes);
   return bytes;
 }
 

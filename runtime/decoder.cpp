@@ -61,7 +61,7 @@ void Decoder::layer_block(const LayerStep& l, Step step) const {
 // A layer that attends to the keys of an earlier one appends nothing, and no policy scores anything for it.
 // The earlier layer keeps its chunk until the last of these layers has read it.
 void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const {
-  project_qkv(l);
+  m.is_latent() ? project_latent(l) : project_qkv(l);
   if (step == Step::kAgain) {
     if (m.has_keys()) append(l, at_.retain_list);  // its saturated values were counted before; not used
     grow_queries(l);
@@ -86,7 +86,9 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
   const LayerStep owner = layer_step(l.recorder, m.owner, step);
   if (owner.attention().last_reader == l.layer) retain(owner, step);
   if (m.output_gate) gate(l);
-  add_branch(l.recorder, at_.attention, m.output, m.output_bias, l.model_layer().post_norm);
+  if (m.is_latent()) lift_values(l);
+  add_branch(l.recorder, m.is_latent() ? at_.middle : at_.attention, m.output, m.output_bias,
+             l.model_layer().post_norm);
 }
 
 void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
@@ -242,6 +244,40 @@ void Decoder::project_qkv(const LayerStep& l) const {
   if (m.k_norm) qk_norm(l, m.k_norm, k, m.kv_heads);
 }
 
+// The keys and queries of latent attention: the rotated channels come first. A query's product with the
+// matrix of its head makes it comparable with the latent channels of keys.
+void Decoder::project_latent(const LayerStep& l) const {
+  Recorder& r = l.recorder;
+  const AttentionMixer& m = l.attention();
+  const uint32_t d = shape_.d_model, k = m.q_cols(), rotated = m.k_rotated.rows;
+  if (m.q_in) {
+    linear(r, l.input(), d, m.q_in, {}, at_.attention, m.q_in.rows, false);
+    norm(r, at_.attention, m.q_in_norm, at_.attention, {.cols = m.q_in.rows});
+  }
+  linear(r, m.q_in ? at_.attention : l.input(), m.q.cols, m.q, {}, at_.middle, m.q.rows, false);
+  head_linear(l, at_.middle, m.k_up, qkv_columns(0),
+              {.in_cols = m.query_dim - rotated,
+               .out_cols = m.latent(),
+               .copied = rotated,
+               .x_head_stride = m.query_dim,
+               .y_stride = dimensions_.qkv_cols,
+               .y_head_stride = m.head_dim});
+  linear(r, l.input(), d, m.k_rotated, {}, qkv_columns(k), dimensions_.qkv_cols, false);
+  linear(r, l.input(), d, m.k, {}, qkv_columns(k + rotated), dimensions_.qkv_cols, false);
+  head_norm(l, m.k_norm, m.latent(), k + rotated, k + rotated, m.latent());
+}
+
+// Takes what each head attended to from the latent channels to those of its values.
+void Decoder::lift_values(const LayerStep& l) const {
+  const AttentionMixer& m = l.attention();
+  head_linear(l, at_.attention, m.v_up, at_.middle,
+              {.in_cols = m.latent(),
+               .out_cols = m.value_dim,
+               .x_head_stride = m.latent(),
+               .y_stride = m.heads * m.value_dim,
+               .y_head_stride = m.value_dim});
+}
+
 // Appends the keys, values and positions of the step's rows to the chunk buffer or the pool.
 void Decoder::append(const LayerStep& l, const View& saturated, const View& positions) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
@@ -267,7 +303,7 @@ void Decoder::append(const LayerStep& l, const View& saturated, const View& posi
 bool Decoder::grows_queries() const {
   const uint64_t context = options_.context ? options_.context : uint64_t(INT32_MAX),
                  positions = dimensions_.evicts ? context + again_rows(options_) : dimensions_.capacity;
-  return model_.query_growth != 0 && positions > model_.rope.original_context;
+  return model_.query_growth != 0 && positions > model_.query_period;
 }
 
 // Scales queries by their position in the text, if the model does so, whatever their rotary position is.
@@ -280,7 +316,7 @@ void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
                                 .row_stride = dimensions_.qkv_cols,
                                 .scale = 1,
                                 .growth = model_.query_growth,
-                                .period = model_.rope.original_context,
+                                .period = model_.query_period,
                                 .cap = 0,
                                 .add = 0,
                                 .rows = kStepRows},
@@ -297,7 +333,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
   const LayerPool& pool = l.pool();
   Attention attention{.q = at_.qkv,
                       .k = l.chunk ? at_.view_k : pool.k,
-                      .v = l.chunk ? at_.view_v : pool.v,
+                      .v = l.chunk && pool.v ? at_.view_v : pool.v,  // empty if values are channels of keys
                       .list = list.entries,
                       .rope = l.rope_table(),
                       .sinks = weights_.of(l.attention().sinks),
@@ -308,7 +344,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
                             .group = l.attention().group(),
                             .head_dim = l.attention().head_dim,
                             .row_stride = dimensions_.qkv_cols,
-                            .y_stride = l.attention().q_cols(),
+                            .y_stride = l.attention().attended_cols(),
                             .source = l.chunk ? kFromView : kFromPool,
                             .first_entry = 0,
                             .view_capacity = dimensions_.view_capacity,
@@ -333,7 +369,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
                              .list = list.entries,
                              .rope = l.rope_table(),
                              .k = at_.view_k.values,
-                             .v = at_.view_v.values,
+                             .v = attention.v.values,
                              .p = {.first_head = 0,
                                    .heads = l.attention().kv_heads,
                                    .head_dim = l.attention().head_dim,
@@ -895,6 +931,15 @@ void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, co
                         .add = add,
                         .rows = rows},
                   .exact = exact});
+}
+
+// The heads of x are next to each other. `p` gives the columns of a head and the strides of y.
+void Decoder::head_linear(const LayerStep& l, View x, const HeadMatrices& w, View y,
+                          HeadLinearParams p) const {
+  p.heads = l.attention().heads;
+  p.x_stride = p.heads * p.x_head_stride;
+  p.w_first = w.first, p.w_head_rows = w.head_rows, p.transposed = w.transposed;
+  l.recorder.record(HeadLinear{.x = x, .w = weights_.of(w.all), .y = y, .p = p});
 }
 
 // The columns of the qkv rows from column `first` on. q begins at column 0.

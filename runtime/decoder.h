@@ -63,6 +63,8 @@ class Decoder {
   void mix(const LayerStep&, Step, const SsmMixer&) const;
   StateArray part_of_state(const LayerStep&, uint64_t first, uint64_t bytes) const;
   void project_qkv(const LayerStep&) const;
+  void project_latent(const LayerStep&) const;
+  void lift_values(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   bool grows_queries() const;
   void grow_queries(const LayerStep&, const View& positions = {}) const;
@@ -97,6 +99,7 @@ class Decoder {
   void copy_stream(Recorder&, const View& to) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows, bool exact = false) const;
+  void head_linear(const LayerStep&, View x, const HeadMatrices& w, View y, HeadLinearParams p) const;
   Weight passed_rows(const Tensor& table, const View& rows) const;
   View qkv_columns(uint32_t first) const;
 

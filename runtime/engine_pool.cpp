@@ -45,8 +45,10 @@ Result<bool> Engine::move_runs(SequenceState& state) {
 Status Engine::move_head(size_t head, uint64_t from, uint64_t to, uint64_t entries) const {
   const size_t layer = model_->layer_of_run[head];
   const LayerPool& pool = layout_.layers[layer];
-  for (const View& array : {pool.k.values, pool.v.values, pool.pos, pool.cis})
+  for (const View& array : {pool.k.values, pool.v.values, pool.pos, pool.cis}) {
+    if (!array) continue;
     THIMBLE_TRY(move_entries(array, array.bytes / plan_.dimensions.layer_entries[layer], from, to, entries));
+  }
   return {};
 }
 

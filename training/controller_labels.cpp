@@ -72,7 +72,7 @@ void AttentionLabels::rotate(float* channels, uint32_t position) const {
 
 void AttentionLabels::keep_keys(uint32_t layer, uint32_t first, uint32_t rows, const float* qkv) {
   const ModelShape& s = model_.shape;
-  const uint32_t dh = s.head_dim, stride = (s.heads + 2 * s.kv_heads) * dh;
+  const uint32_t dh = s.head_dim, stride = model_.layers[layer].attention()->qkv_cols();
   threads_.run(rows, [&](uint32_t row, uint32_t) {
     std::vector<float> key(dh);
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
@@ -108,7 +108,7 @@ void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::
 
 void AttentionLabels::add(uint32_t layer, uint32_t first, uint32_t rows, const float* qkv) {
   const ModelShape& s = model_.shape;
-  const uint32_t dh = s.head_dim, stride = (s.heads + 2 * s.kv_heads) * dh;
+  const uint32_t dh = s.head_dim, stride = model_.layers[layer].attention()->qkv_cols();
   keep_keys(layer, first, rows, qkv);
   const auto begin = std::lower_bound(queries_.begin(), queries_.end(), first);
   const auto end = std::lower_bound(begin, queries_.end(), first + rows);

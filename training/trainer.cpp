@@ -79,6 +79,10 @@ Status Trainer::prepare() {
   if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit && !o.tries_targets)
     return error(Code::kUnsupported,
                  "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
+  if (shares_values() && o.target == Target::kLogKvzipPlus && !o.tries_targets)
+    return error(Code::kUnsupported,
+                 "log_kvzip_plus weighs the values of each head, and heads of this model make theirs from "
+                 "channels that they share; choose another --target");
   for (uint32_t i = 0; i < model_->shape.layers; ++i)
     if (model_->layers[i].attends_to_all()) layers_.push_back(i);
   if (!trains()) {
@@ -131,7 +135,8 @@ Status Trainer::begin() {
 
 // The file begins with a signature, followed by the results of each tried target in order.
 Status Trainer::open_tries() {
-  to_try_ = {Target::kLogProb, Target::kLogKvzipPlus};
+  to_try_ = {Target::kLogProb};
+  if (!shares_values()) to_try_.push_back(Target::kLogKvzipPlus);
   if (options_.kind != Retainer::Kind::kSink) to_try_.insert(to_try_.begin() + 1, Target::kMaxLogit);
   const std::string path = options_.output + ".tried";
   THIMBLE_LET(state, StateFile::open(path));

@@ -2,6 +2,7 @@
 // questions about held-out texts.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,6 +108,12 @@ class Trainer : public Training {
   bool trains() const { return options_.heads.empty(); }
   // A linear retainer is fitted from sums over texts, the others from samples of the texts.
   bool sums_up() const { return trains() && options_.kind == Retainer::Kind::kLinear; }
+  // Whether heads make their values from the same latent channels.
+  bool shares_values() const {
+    return std::any_of(model_->layers.begin(), model_->layers.end(), [](const Layer& layer) {
+      return layer.attention() && layer.attention()->is_latent();
+    });
+  }
   bool repeats() const { return trains() && options_.target == Target::kLogKvzipPlus; }
   Retainer::Input input() const;
   uint32_t hidden() const;

@@ -48,10 +48,10 @@ void vote_top_k(Recording&, const TokenScore* score, const Vote&, const TopK&);
 // Whether there are shaders for an op, with its types and parameters.
 bool supports(const Op&, const Limits&);
 
-// The widest heads that attention takes on such a device, and those that token_score takes: a thread of it
-// turns a pair of channels, and has its units of the queries in registers.
-uint32_t most_attention_head_dim(const Limits&);
-inline constexpr uint32_t kMostScoreHeadDim = 512;
+// The widest heads that attention takes on such a device, and the widest values: a thread of attend_pool.comp
+// adds up four channels.
+uint32_t most_head_dim(const Limits&);
+inline constexpr uint32_t kMostValueCols = 4 * 128;
 
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.

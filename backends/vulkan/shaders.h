@@ -19,6 +19,7 @@ namespace thimble::vulkan {
   X(MatvecBooks, "dense/matvec", "BOOKS") \
   X(Product, "dense/product", "") \
   X(ScaleRows, "dense/scale_rows", "") \
+  X(HeadLinear, "dense/head_linear", "") \
   X(Dequantize, "dense/dequantize", "") \
   X(DequantizeExperts, "dense/dequantize", "EXPERTS") \
   XC(ProductCooperative, "dense/product_cooperative", "") \

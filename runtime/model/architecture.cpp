@@ -7,6 +7,7 @@
 
 #include "runtime/model/delta_net.h"
 #include "runtime/model/families.h"
+#include "runtime/model/latent.h"
 #include "runtime/model/ssm.h"
 
 namespace thimble {
@@ -84,11 +85,12 @@ Result<float> read_scale(const Gguf& gguf, const std::string& key, double fallba
   return static_cast<float>(value != 0 ? value : fallback);
 }
 
-// Loads the factors of embeddings, branches, attention and logits, and the caps.
-Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
+// Loads the factors of embeddings, branches, attention and logits, and the caps. `query_dim`: the channels of
+// a head's query.
+Status load_scales(const Gguf& gguf, const Family& family, uint32_t query_dim, Model& model) {
   const std::string prefix = std::string(family.name) + ".";
   const ModelShape& s = model.shape;
-  const uint32_t width = family.layers_of_27b == s.layers ? s.d_model / s.heads : s.head_dim;
+  const uint32_t width = family.layers_of_27b == s.layers ? s.d_model / s.heads : query_dim;
   const double usual = 1 / std::sqrt(double(width));
   THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
   // Other architectures may have the key with the usual scale. Files of gemma may have another scale, which
@@ -115,6 +117,9 @@ Status load_scales(const Gguf& gguf, const Family& family, Model& model) {
   if (family.grows_queries) {
     THIMBLE_LET(growth, read_scale(gguf, prefix + "attention.temperature_scale", 0));
     model.query_growth = growth;
+    if (growth != 0 && family.growth_period)
+      THIMBLE_TRY(
+          read_count(gguf, prefix + family.growth_period, kMaxPositions, std::nullopt, model.query_period));
   }
   if (family.gemma) {
     model.embedding_scale = std::sqrt(float(s.d_model));
@@ -155,6 +160,7 @@ struct Sizes {
   uint32_t taps = 0;          // of short convolutions
   DeltaNetSizes delta_net;    // of layers with linear attention
   SsmSizes ssm;               // of layers with Mamba-2
+  LatentSizes latent;         // of latent attention
 
   // The layers that the file counts.
   uint32_t blocks() const { return static_cast<uint32_t>(layers.size()) + draft_layers; }
@@ -207,7 +213,10 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
   uint32_t count = 0, chosen = 0;
   THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, count));
   THIMBLE_TRY(read_count(gguf, prefix + "expert_used_count", count, std::nullopt, chosen));
-  const ExpertFacts& facts = family.experts;
+  ExpertFacts facts = family.experts;
+  // Early files of GLM-4.7-Flash do not give the kind of its router.
+  const bool glm = sizes.vocab == 154880 && (sizes.blocks() == 47 || sizes.blocks() == 48);
+  if (family.latent && glm) facts.route = kRouteSigmoid;
   e.route = {.experts = count,
              .chosen = chosen,
              .kind = facts.route,
@@ -217,7 +226,7 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
   e.d_ff = sizes.layers[0].d_ff;
   if (family.single_parts && gguf.find(prefix + "moe_latent_size"))
     THIMBLE_TRY(read_count(gguf, prefix + "moe_latent_size", sizes.d_model, std::nullopt, e.latent));
-  if (family.experts.has == HasExperts::kAlways) {
+  if (family.experts.has != HasExperts::kMay) {
     std::optional<uint64_t> share;
     if (e.d_ff) share = std::max(e.d_ff / chosen, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, e.d_ff));
@@ -300,8 +309,14 @@ Result<Sizes> load_sizes(const Gguf& gguf, const Family& family, const TensorSou
     THIMBLE_SET(sizes.delta_net, load_delta_net_sizes(gguf, prefix));
   }
   if (family.ssm != SsmLayers::kNone) THIMBLE_SET(sizes.ssm, load_ssm_sizes(gguf, prefix));
+  if (family.latent) THIMBLE_SET(sizes.latent, load_latent_sizes(gguf, prefix));
   for (LayerSizes& layer : sizes.layers) {
     if (!layer.kv_heads) continue;  // no attention
+    if (family.latent) {
+      layer.kv_heads = 1;
+      layer.head_dim = sizes.latent.latent + sizes.latent.rotated;
+      continue;
+    }
     if (layer.heads % layer.kv_heads != 0)
       return error(Code::kFormat, "%s: %u query heads cannot share %u key and value heads evenly",
                    gguf.name().c_str(), layer.heads, layer.kv_heads);
@@ -488,8 +503,8 @@ Status load_norms(TensorSource& tensors, const std::string& block, const Family&
   return {};
 }
 
-Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& family, const Sizes& sizes,
-                         Model& model) {
+Result<Layer> load_layer(const Gguf& gguf, TensorSource& tensors, uint32_t index, const Family& family,
+                         const Sizes& sizes, Model& model) {
   const std::string block = "blk." + std::to_string(index) + ".";
   const LayerSizes& its = sizes.layers[index];
   Layer layer;
@@ -508,7 +523,10 @@ Result<Layer> load_layer(TensorSource& tensors, uint32_t index, const Family& fa
     return {};
   };
   if (has_mixer) {
-    if (its.kv_heads) THIMBLE_TRY(add(load_attention(tensors, block, family, sizes.d_model, its)));
+    if (family.latent)
+      THIMBLE_TRY(add(load_latent(tensors, block, gguf, sizes.d_model, its.heads, sizes.latent)));
+    else if (its.kv_heads)
+      THIMBLE_TRY(add(load_attention(tensors, block, family, sizes.d_model, its)));
     if (family.ssm == SsmLayers::kAll || (family.ssm == SsmLayers::kSome && !its.kv_heads))
       THIMBLE_TRY(add(load_ssm(tensors, block, family, sizes.d_model, sizes.ssm)));
     else if (!its.kv_heads && family.delta_net != DeltaNetHeads::kNone)
@@ -654,7 +672,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   model.shape = largest(sizes);
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, family));
-  THIMBLE_TRY(load_scales(gguf, family, model));
+  THIMBLE_TRY(load_scales(gguf, family, family.latent ? sizes.latent.query_dim : shape.head_dim, model));
   const Windows& windows = family.windows;
   const bool windowed = windows.layers
                             ? windows.layers == shape.layers
@@ -663,6 +681,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, family, model));
   THIMBLE_TRY(load_norm_kind(gguf, family, model));
   THIMBLE_TRY(load_rope(gguf, prefix, family.rope, tensors, model));
+  if (!model.query_period) model.query_period = model.rope.original_context;
   THIMBLE_LET(embedding, tensors.table("token_embd.weight", shape.vocab, shape.d_model));
   // Files of lfm2 call the last norm so, except early ones.
   const char* const norm_of_lfm2 = "token_embd_norm.weight";
@@ -680,7 +699,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    THIMBLE_LET(layer, load_layer(tensors, i, family, sizes, model));
+    THIMBLE_LET(layer, load_layer(gguf, tensors, i, family, sizes, model));
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;

@@ -155,6 +155,17 @@ constexpr Family kFamilies[] = {
                  .norm_from_file = true,
                  .choice_bias = ChoiceBias::kMust,
                  .shared = true}},
+    {.name = "deepseek2",
+     .pairing = kRopeAdjacent,
+     .rope = {.scales_attention = true},
+     .experts = {.has = HasExperts::kMayOfOwnWidth,
+                 .route_from_file = true,
+                 .norm_from_file = true,
+                 .choice_bias = ChoiceBias::kMay,
+                 .shared = true},
+     .latent = true,
+     .grows_queries = true,
+     .growth_period = "attention.temperature_length"},
     {.name = "exaone4",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kEachHead,
@@ -192,8 +203,9 @@ constexpr Family kFamilies[] = {
 constexpr struct {
   const char *name, *nearest;
 } kNearest[] = {
-    {"qwen4exp", "qwen35moe"},      {"kimi-linear", "qwen3next"}, {"glm-dsa", "glm4moe"},
+    {"qwen4exp", "qwen35moe"},      {"kimi-linear", "qwen3next"}, {"glm-dsa", "deepseek2"},
     {"deepseek4", "deepseek2"},     {"bailingmoe2", "glm4moe"},   {"hy_v3", "hunyuan-dense"},
+    {"mistral4", "deepseek2"},      {"plm", "deepseek2"},         {"kimi-k3", "deepseek2"},
     {"laguna", "qwen3moe"},         {"mellum", "qwen3moe"},       {"step35", "qwen3moe"},
     {"gemma4-assistant", "gemma4"}, {"minicpm3", "minicpm"},      {"hunyuan-moe", "hunyuan-dense"}};
 

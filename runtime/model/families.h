@@ -52,9 +52,10 @@ struct Windows {
 };
 
 enum class HasExperts {
-  kNone,   // no experts
-  kMay,    // if the file gives a number; as wide as the feed-forward of other layers
-  kAlways  // always; with a width of their own
+  kNone,           // no experts
+  kMay,            // if the file gives a number; as wide as the feed-forward of other layers
+  kMayOfOwnWidth,  // if the file gives a number; with a width of their own (deepseek2)
+  kAlways          // always; with a width of their own
 };
 enum class ChoiceBias { kNone, kMay, kMust };  // added for the choice of experts only
 struct ExpertFacts {
@@ -102,6 +103,7 @@ struct Family {
   // Whether layers have linear attention (delta_net) if the file says so, and the others an output gate.
   DeltaNetHeads delta_net = DeltaNetHeads::kNone;
   SsmLayers ssm = SsmLayers::kNone;
+  bool latent = false;  // keys and values are made of a few latent channels (MLA)
   // Whether a layer is a norm and one mixer or one feed-forward.
   bool single_parts = false;
   bool gated = true;             // whether feed-forwards have a gate
@@ -109,6 +111,7 @@ struct Family {
   bool no_output_bias = false;   // a bias of attention's output is skipped
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
+  const char* growth_period = nullptr;  // the key of its period; null: the positions before scaling
   // Loads sizes, scales, rotation, windows and layers, for a family that differs in too much. Null: the
   // common loader (architecture.cpp).
   Status (*loads)(const Gguf&, const Family&, Model&) = nullptr;

@@ -91,10 +91,12 @@ Status load_weights(const Gguf& gguf, Model& model);
 
 // How an architecture's rotation may differ from the usual one.
 struct RopeRules {
-  bool reads_yarn = false;            // the file may set yarn's ramp and magnitude
-  bool scales_windows = true;         // windowed layers use the scaling of the other layers
-  bool reads_window_base = true;      // the file may set another base for windowed layers, key freq_base_swa
-  double window_base = 0;             // the base of windowed layers if it does not; 0: that of the others
+  bool reads_yarn = false;        // the file may set yarn's ramp and magnitude
+  bool scales_windows = true;     // windowed layers use the scaling of the other layers
+  bool reads_window_base = true;  // the file may set another base for windowed layers, key freq_base_swa
+  double window_base = 0;         // the base of windowed layers if it does not; 0: that of the others
+  // yarn makes queries and keys longer by the factor of attention's products, not by cos and sin (deepseek2).
+  bool scales_attention = false;
   bool reads_alpha = false;           // the file may set a factor that scales the base (hunyuan-dense)
   bool halves_with_sections = false;  // a file with dimension_sections pairs channels as kRopeHalves (glm4)
   // Whether pairs alternate between positions in time and in an image (IMROPE), which are equal in text.
@@ -104,7 +106,7 @@ struct RopeRules {
   uint32_t window_head_dim = 0;
 };
 // rope.cpp: loads the RoPE schemes. `prefix` is the architecture's name, with which every key begins.
-// model.shape and model.info must already be filled.
+// model.shape, model.info and model.attention_scale must already be filled.
 Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& rules, TensorSource& tensors,
                  Model& model);
 

@@ -1,6 +1,7 @@
 // A model for the decoder: shape, RoPE schemes, and weights by role. It is immutable and shared.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -54,6 +55,13 @@ uint32_t rope_table_rows(uint32_t positions);
 // which factors longrope uses.
 void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
 
+// A matrix for each head, in rows of one tensor.
+struct HeadMatrices {
+  Tensor all;
+  uint32_t first = 0, head_rows = 0;  // the first row, and the rows from one head's matrix to the next
+  bool transposed = false;            // HeadLinearParams::transposed
+};
+
 // A mixer passes information from token to token. This one attends to the keys and values of earlier tokens.
 struct AttentionMixer {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -80,23 +88,41 @@ struct AttentionMixer {
   bool norms_behind_rotation = false;
   Tensor sinks;  // f32 [heads]: logits without a value (gpt-oss)
   Tensor output, output_bias;
+  // Latent attention (deepseek2). The only KV head has keys of n_rot rotated channels (k_rotated) and then
+  // latent() normed ones (k), which also are the value. Each head has a matrix that takes its query to latent
+  // channels, and one that takes what it attended to from there to value_dim channels.
+  uint32_t query_dim = 0, value_dim = 0;  // channels of a head's query, and of its value
+  Tensor q_in, q_in_norm;                 // if queries come from a narrow vector: [cols of q][d_model], f32
+  Tensor k_rotated;                       // [n_rot][d_model]
+  HeadMatrices k_up, v_up;                // of query_dim - n_rot inputs; of latent() inputs
 
   bool has_keys() const { return bool(k); }
-  uint32_t group() const { return heads / kv_heads; }  // query heads of a KV head
+  bool is_latent() const { return bool(k_rotated); }
+  uint32_t latent() const { return k.rows; }
+  bool has_values() const { return has_keys() && !is_latent(); }  // apart from keys
+  uint32_t group() const { return heads / kv_heads; }             // query heads of a KV head
   // The columns of a row of queries, of keys or values, and of all that the layer computes.
   uint32_t q_cols() const { return heads * head_dim; }
   uint32_t kv_cols() const { return kv_heads * head_dim; }
-  uint32_t qkv_cols() const { return q_cols() + (has_keys() ? 2 * kv_cols() : 0); }
+  uint32_t qkv_cols() const { return q_cols() + (has_keys() + has_values()) * kv_cols(); }
+  // The columns of a row that attention returns, and of its product with v_up.
+  uint32_t attended_cols() const { return is_latent() ? heads * latent() : q_cols(); }
+  uint32_t value_cols() const { return is_latent() ? heads * value_dim : q_cols(); }
 
   // What every mixer says: its tensors; the columns of the rows that it computes first, of those in between
-  // (here queries with gates), and of those that it returns before its last matrix; and the bytes of its
-  // state.
+  // (here queries with gates, or the queries and values of latent attention), and of those that it returns
+  // before its last matrix; and the bytes of its state.
   std::vector<Tensor> tensors() const {
-    return {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, sinks, output, output_bias};
+    std::vector<Tensor> all{q,     k,      v,           q_bias, k_bias,    v_bias,    q_norm,  k_norm,
+                            sinks, output, output_bias, q_in,   q_in_norm, k_rotated, k_up.all};
+    if (v_up.all.data != k_up.all.data) all.push_back(v_up.all);
+    return all;
   }
   uint32_t first_cols() const { return qkv_cols(); }
-  uint32_t middle_cols() const { return output_gate ? 2 * q_cols() : 0; }
-  uint32_t last_cols() const { return q_cols(); }
+  uint32_t middle_cols() const {
+    return is_latent() ? heads * std::max(query_dim, value_dim) : output_gate ? 2 * q_cols() : 0;
+  }
+  uint32_t last_cols() const { return std::max(attended_cols(), q_in.rows); }
   uint64_t state_bytes() const { return 0; }
 };
 
@@ -324,7 +350,8 @@ class Model {
   float residual_scale = 1;   // factor of what layers add to the stream
   float attention_scale = 1;  // factor of query-key products, usually 1 / sqrt(head_dim)
   float attention_cap = 0;    // query-key products become cap * tanh(x / cap); 0: no cap
-  float query_growth = 0;     // growth of queries every rope.original_context positions; see the op `scale`
+  float query_growth = 0;     // growth of queries every query_period positions; see the op `scale`
+  uint32_t query_period = 0;
   float logit_scale = 1, logit_cap = 0;  // factor and cap of the logits
   RopeScheme rope;
   RopeScheme window_rope;  // of windowed layers; without frequencies: like the others

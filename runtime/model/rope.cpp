@@ -180,7 +180,14 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
       yarn = {fast, slow, multiplier};
     }
     const double growth = 0.1 * std::log(std::max(scaling.factor, 1.0));
-    rope.attention_factor *= (1 + growth) / (1 + yarn.log_multiplier * growth);
+    if (rules.scales_attention) {
+      // The file gives a tenth of the multiplier.
+      THIMBLE_LET(tenth, read_positive_or_0(gguf, scaling_keys + "yarn_log_multiplier", 0));
+      const double longer = rope.attention_factor * (1 + 10 * tenth * growth);
+      model.attention_scale *= static_cast<float>(longer * longer);
+    } else {
+      rope.attention_factor *= (1 + growth) / (1 + yarn.log_multiplier * growth);
+    }
     scaling.yarn = yarn;
   }
 

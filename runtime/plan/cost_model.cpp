@@ -7,13 +7,13 @@
 namespace thimble {
 
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
-    : full_keys_(full_key_cost(model)) {
+    : full_entries_(full_entry_cost(model)) {
   for (const Layer& layer : model.layers) {
     layers_ += product_cost(layer.token_branch);
     for (const Mixer& mixer : layer.mixers)
       layers_ += std::visit([](const auto& m) { return product_cost(m) + state_cost(m); }, mixer);
     if (layer.has_window())
-      windows_.push_back({double(layer.attention()->window), key_cost(*layer.attention())});
+      windows_.push_back({double(layer.attention()->window), entry_cost(*layer.attention())});
     if (const auto* experts = std::get_if<Experts>(&layer.feed_forward)) {
       layers_ += product_cost(experts->router) + product_cost(experts->latent_down) +
                  product_cost(experts->latent_up) + product_cost(experts->shared) +
@@ -38,12 +38,12 @@ Cost CostModel::run(double rows, double entries, bool chunk, bool logits) const 
   if (logits) cost += output_;
   // The first row attends to one entry more than the head held, and each further row to one more. Keys and
   // values of these entries are read, and those of the rows are written.
-  const auto attend = [&](const Cost& keys, double most) {
+  const auto attend = [&](const Cost& entry, double most) {
     const double first = std::min(entries + 1, most), last = std::min(entries + rows, most);
-    cost += {(last + rows) * 2 * keys.bytes, rows * (first + last) / 2 * 2 * keys.flop};
+    cost += {(last + rows) * entry.bytes, rows * (first + last) / 2 * entry.flop};
   };
-  attend(full_keys_, chunk ? most_chunk_ : most_decode_);
-  for (const Window& window : windows_) attend(window.keys, window.tokens);
+  attend(full_entries_, chunk ? most_chunk_ : most_decode_);
+  for (const Window& window : windows_) attend(window.entry, window.tokens);
   return cost;
 }
 

@@ -22,11 +22,11 @@ class CostModel {
   Cost experts_;             // the weights of all experts of all layers
   double expert_share_ = 1;  // the fraction of the experts that a row uses
   Cost output_;              // the output matrix
-  Cost full_keys_;           // one entry's keys in all layers that attend to every entry
-  // The layers with a window: its length, and the cost of one entry's keys.
+  Cost full_entries_;        // one entry's keys and values in all layers that attend to every entry
+  // The layers with a window: its length, and the cost of one entry's keys and values.
   struct Window {
     double tokens;
-    Cost keys;
+    Cost entry;
   };
   std::vector<Window> windows_;
   double most_decode_ = 0, most_chunk_ = 0;  // most entries that a row attends to in full layers

@@ -6,12 +6,17 @@
 namespace thimble {
 namespace {
 
+bool has_values(const Model& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const Layer& layer) { return layer.attention() && layer.attention()->has_values(); });
+}
+
 // The arrays of the layers without a window, if runs move: parts of arrays in which all their runs are. These
 // layers have keys of the same width.
 void place_moving(const Model& model, const Dimensions& d, Arena& arena, std::vector<LayerPool>& layers) {
   const uint64_t f32 = 4, i32 = 4, key = kv_bytes(DType::kF16, model.retained_head_dim());
   const LayerPool all{.k = {.values = arena.place(d.pool_entries * key)},
-                      .v = {.values = arena.place(d.pool_entries * key)},
+                      .v = {.values = has_values(model) ? arena.place(d.pool_entries * key) : View{}},
                       .pos = arena.place(d.pool_entries * i32),
                       .cis = arena.place(d.pool_entries * f32)};
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -21,7 +26,7 @@ void place_moving(const Model& model, const Dimensions& d, Arena& arena, std::ve
       return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
     };
     layers[i].k.values = part(all.k.values);
-    layers[i].v.values = part(all.v.values);
+    if (all.v) layers[i].v.values = part(all.v.values);
     layers[i].pos = part(all.pos);
     layers[i].cis = part(all.cis);
   }
@@ -42,7 +47,8 @@ std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena
     if (d.moves && !attention->window) continue;
     const uint64_t entries = d.layer_entries[i];
     layer.k.values = arena.place(entries * kv_bytes(layer.k.type, attention->head_dim));
-    layer.v.values = arena.place(entries * kv_bytes(layer.v.type, attention->head_dim));
+    if (attention->has_values())
+      layer.v.values = arena.place(entries * kv_bytes(layer.v.type, attention->head_dim));
     layer.pos = arena.place(entries * i32);
     if (d.runs[attention->first_run].evicts) layer.cis = arena.place(entries * f32);
   }
@@ -55,7 +61,7 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   const auto place = [&](uint64_t kv_heads, uint32_t kv_cols) {
     ChunkRows chunk;
     chunk.k.values = arena.place(rows * kv_bytes(chunk.k.type, kv_cols));
-    chunk.v.values = arena.place(rows * kv_bytes(chunk.v.type, kv_cols));
+    if (has_values(s.model)) chunk.v.values = arena.place(rows * kv_bytes(chunk.v.type, kv_cols));
     chunk.pos = arena.place(rows * kv_heads * i32);
     if (s.dimensions.evicts) chunk.cis = arena.place(rows * kv_heads * f32);
     return chunk;
@@ -126,7 +132,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   l.logit_x = workspace.place(uint64_t(kLogitRowsAtOnce) * s.d_model * f32);
   const uint64_t view_bytes = uint64_t(d.view_capacity) * d.kv_cols * device.view_element_bytes;
   for (KvArray* view : {&l.view_k, &l.view_v}) {
-    view->values = workspace.place(view_bytes);
+    if (view == &l.view_k || has_values(model)) view->values = workspace.place(view_bytes);
     view->type = device.view_element_bytes == 4 ? DType::kF32 : DType::kF16;
   }
   l.chunks = place_chunks(setting, workspace);

@@ -56,9 +56,8 @@ bool have_equal_widths(const Model& model) {
 bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
           const SelectionPolicy& selection) {
   if (!selection.selects(o) || d.capacity <= selection.most_attended(o)) return false;
-  const double key = full_key_cost(model).bytes;
-  return selection.cost(model, o, d.capacity).bytes + 2 * key * selection.most_attended(o) <
-         2 * key * d.capacity;
+  const double entry = full_entry_cost(model).bytes;
+  return selection.cost(model, o, d.capacity).bytes + entry * selection.most_attended(o) < entry * d.capacity;
 }
 
 // What a device needs for the layer with the largest needs.

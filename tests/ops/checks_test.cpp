@@ -14,6 +14,7 @@ constexpr uint32_t kColumns = (kQueries + 2 * kHeads) * kDim, kEntries = 64, kCh
 constexpr uint32_t kListed = 12, kPositions = 100, kSlots = 3;
 constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kOriginal{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim};
+constexpr RopeParams kHalf{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim / 2};
 
 // Two heads that fill the layer's arrays; with the step's rows, one of them fills its run.
 std::vector<HeadState> filled(uint32_t rows) {
@@ -305,6 +306,38 @@ const Case kCases[] = {
                          .list_capacity = 1 + kListed,
                          .rope = kOriginal}};
      }},
+    {"attention to values in keys of the pool", 1,
+     [](Operands& o) -> Op {
+       return Attention{o(kQueries * kDim),
+                        o.keys(kEntries),
+                        {},
+                        {},
+                        o(66 * kDim / 2),
+                        {},
+                        o(kQueries * kDim / 2),
+                        {},
+                        {.heads = kHeads,
+                         .group = kGroup,
+                         .head_dim = kDim,
+                         .row_stride = kColumns,
+                         .y_stride = kQueries * kDim / 2,
+                         .source = kFromPool,
+                         .rope = kHalf}};
+     }},
+    {"kv_compact of keys", kRows,
+     [](Operands& o) -> Op {
+       return KvCompact{
+           o(kHeads * (1 + kListed)),
+           o.keys(kHeads * kChunk),
+           {},
+           o(kHeads * kChunk),
+           o(kHeads * kChunk),
+           o.keys(kEntries),
+           {},
+           o(kEntries),
+           o(kEntries),
+           {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .list_capacity = 1 + kListed}};
+     }},
     {"kv_compact", kRows,
      [](Operands& o) -> Op {
        return KvCompact{
@@ -476,6 +509,22 @@ const Case kCases[] = {
                     .g_column = 7,
                     .g_group_stride = 64,
                     .g_cols = 32}};
+     }},
+    {"head_linear", kRows,
+     [](Operands& o) -> Op {
+       return HeadLinear{o((kRows - 1) * 150 + 40 + 32 + 5),
+                         o.matrix(3 + 20 + 16, 32),
+                         o((kRows - 1) * 60 + 25 + 5 + 16),
+                         {.heads = 2,
+                          .in_cols = 32,
+                          .out_cols = 16,
+                          .copied = 5,
+                          .x_stride = 150,
+                          .x_head_stride = 40,
+                          .y_stride = 60,
+                          .y_head_stride = 25,
+                          .w_first = 3,
+                          .w_head_rows = 20}};
      }},
     {"gate of one number", kRows,
      [](Operands& o) -> Op {

@@ -4,7 +4,14 @@
 namespace thimble::test {
 namespace {
 
-class KvOps : public OpTest {};
+class KvOps : public OpTest {
+ protected:
+  // Whether values may be channels of keys.
+  bool takes_values_in_keys() {
+    return device().supports(Attention{.k = {input(std::vector<uint16_t>(80))},
+                                       .p = {.heads = 1, .group = 1, .head_dim = 80, .source = kFromPool}});
+  }
+};
 THIMBLE_SHARED_OP_TESTS(KvOps);
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -67,6 +74,61 @@ TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
             }
         }
       }
+}
+
+// If values are channels of keys, entries are appended, compacted and merged without values.
+TEST_P(KvOps, KeysAreKeptWithoutValues) {
+  if (!takes_values_in_keys()) GTEST_SKIP() << "the device needs values apart from keys";
+  constexpr uint32_t kHeads = 2, kDim = 80, kRows = 5, kCapacity = 40, kEntries = 20, kKept = 6;
+  const std::vector<std::vector<uint32_t>> kept = {{0, 3, 4, 20, 22, 24}, {1, 2, 19, 21, 23, 24}};
+  Random random{9};
+  const std::vector<float> qkv = random.floats(kRows * 2 * kHeads * kDim);
+  const std::vector<uint16_t> before = halves(random.floats(kHeads * kCapacity * kDim));
+  const std::vector<float> scores = random.floats(kHeads * kCapacity);
+  std::vector<int32_t> positions(kHeads * kCapacity);
+  // One of the last entries belongs to the front.
+  for (uint32_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(10 * (i % kCapacity));
+  const auto keys_of = [&](bool has_values) {
+    clear();
+    const View k = inout(before), v = has_values ? inout(before) : View{}, pos = inout(positions),
+               cis = inout(scores), chunk_k = output<uint16_t>(kHeads * kRows * kDim),
+               chunk_v = has_values ? output<uint16_t>(kHeads * kRows * kDim) : View{},
+               chunk_pos = output<int32_t>(kHeads * kRows), chunk_cis = input(random.floats(kHeads * kRows)),
+               list = input(lists(kept, kKept + 1)), saturated = inout(std::vector<uint32_t>(1));
+    run({.n_rows = kRows, .position = 15}, equal_heads(kHeads, kCapacity, kEntries, kKept), kRows,
+        [&](Recorder& r) {
+          r.record(KvAppend{input(qkv),
+                            {},
+                            {chunk_k},
+                            {chunk_v},
+                            chunk_pos,
+                            saturated,
+                            {.heads = kHeads,
+                             .head_dim = kDim,
+                             .row_stride = 2 * kHeads * kDim,
+                             .v_column = kHeads * kDim,
+                             .chunk_capacity = kRows,
+                             .into = kIntoChunk}});
+          r.record(KvCompact{
+              list,
+              {chunk_k},
+              {chunk_v},
+              chunk_pos,
+              chunk_cis,
+              {k},
+              {v},
+              pos,
+              cis,
+              {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kRows, .list_capacity = kKept + 1}});
+          r.record(KvMerge{{k}, {v}, pos, cis, {.heads = kHeads, .head_dim = kDim}});
+        });
+    EXPECT_EQ(get<uint32_t>(saturated)[0], 0u);
+    return std::pair(get<uint16_t>(k), get<int32_t>(pos));
+  };
+  const auto want = keys_of(true);
+  EXPECT_EQ(keys_of(false), want);
+  EXPECT_EQ(std::vector<int32_t>(want.second.begin(), want.second.begin() + kKept),
+            (std::vector<int32_t>{0, 15, 17, 19, 30, 40}));
 }
 
 // A device may process everything for a token's row in one launch, but not if one op needs another's result.
@@ -434,9 +496,16 @@ struct Store {
   }
   std::vector<double> k(uint32_t head, uint32_t e) const { return entry(pool_k, chunk_k, head, e); }
   std::vector<double> v(uint32_t head, uint32_t e) const { return entry(pool_v, chunk_v, head, e); }
-  Listed listed(uint32_t head, const std::vector<uint32_t>& list, const Rotation& rotation) const {
+  // `latent`: the value of an entry consists of the channels of its key that do not rotate.
+  Listed listed(uint32_t head, const std::vector<uint32_t>& list, const Rotation& rotation,
+                bool latent = false) const {
+    const auto value = [&](uint32_t e) {
+      if (!latent) return v(head, e);
+      const std::vector<double> key = k(head, e);
+      return std::vector<double>(key.begin() + rotation.n_rot, key.end());
+    };
     return Listed(
-        list, rotation, [&](uint32_t e) { return k(head, e); }, [&](uint32_t e) { return v(head, e); });
+        list, rotation, [&](uint32_t e) { return k(head, e); }, value);
   }
 };
 
@@ -533,7 +602,9 @@ struct AttentionCase {
   float cap = 0;
   bool sinks = false;
   std::vector<uint32_t> indices = {};  // list index of each row's own entry; empty: the last ones
+  bool latent = false;                 // values are the channels of keys that do not rotate
 
+  uint32_t width() const { return latent ? dh - rotation.n_rot : dh; }  // channels of a value
   // Entries of the head with the most, including the step's rows.
   uint32_t n() const {
     return rows + (unequal.empty() ? entries : *std::max_element(unequal.begin(), unequal.end()));
@@ -568,7 +639,7 @@ struct AttentionCase {
     return out << " rows " << c.rows << " mode " << c.rotation.mode << " pairing " << c.rotation.pairing
                << " n_rot " << c.rotation.n_rot << " listed " << c.listed << " capacity " << c.capacity
                << " max_rows " << c.max_rows << " window " << c.window << " cap " << c.cap << " sinks "
-               << c.sinks << (c.indices.empty() ? "" : " indices ")
+               << c.sinks << " latent " << c.latent << (c.indices.empty() ? "" : " indices ")
                << (c.indices.empty() ? "" : ::testing::PrintToString(c.indices));
   }
 };
@@ -603,13 +674,13 @@ class KvAttention : public KvOps {
     const size_t view = size_t(c.kv_heads) * p.view_capacity * c.dh * view_element_bytes();
     return {.q = q,
             .pool_k = input(store.pool_k),
-            .pool_v = input(store.pool_v),
+            .pool_v = c.latent ? View{} : input(store.pool_v),
             .chunk_k = input(store.chunk_k),
-            .chunk_v = input(store.chunk_v),
+            .chunk_v = c.latent ? View{} : input(store.chunk_v),
             .list = list,
             .table = table,
             .view_k = output<std::byte>(view),
-            .view_v = output<std::byte>(view),
+            .view_v = c.latent ? View{} : output<std::byte>(view),
             .y = y,
             .ml = output<float>(size_t(max_rows) * c.kv_heads * c.group * 2),
             .chunk_capacity = store.chunk_capacity,
@@ -627,11 +698,11 @@ class KvAttention : public KvOps {
   }
   // Attention of a single row that is already in the pool.
   void run_pool(const Store& store, const View& q, const View& list, const View& table, const View& y,
-                const AttentionParams& p, const View& of_sinks = {}) {
+                const AttentionParams& p, const View& of_sinks = {}, bool latent = false) {
     std::vector<HeadState> before = store.heads;
     for (HeadState& head : before) --head.n_entries;
-    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, of_sinks, y, {},
-                              p};
+    const View v = latent ? View{} : input(store.pool_v);
+    const Attention attention{q, {input(store.pool_k)}, {v}, list, table, of_sinks, y, {}, p};
     run({.n_rows = 1, .position = kPosition}, behind_other_rows(before), 1,
         [&](Recorder& r) { r.record(attention); });
   }
@@ -650,7 +721,7 @@ class KvAttention : public KvOps {
     Random random{pooled ? c.n() : c.entries + c.dh};
     const Store store(random, c.heads(pooled), c.dh, pooled ? 0 : c.rows);
     const uint32_t heads = c.kv_heads * c.group, row_stride = heads * c.dh + (pooled ? 0 : 5),
-                   y_stride = heads * c.dh + (pooled ? 0 : 3),
+                   y_stride = heads * c.width() + (pooled ? 0 : 3),
                    max_rows = pooled       ? 1
                               : c.max_rows ? c.max_rows
                                            : c.rows + 2;
@@ -668,7 +739,7 @@ class KvAttention : public KvOps {
     const std::vector<float> own_logits = sinks(c);
     const View of_sinks = c.sinks ? input(own_logits) : View{};
     if (pooled)
-      run_pool(store, x, list, table, y, p, of_sinks);
+      run_pool(store, x, list, table, y, p, of_sinks, c.latent);
     else
       run_view(c, store, x, list, table, y, max_rows, p, of_sinks);
     const auto got = get<float>(y);
@@ -678,7 +749,7 @@ class KvAttention : public KvOps {
         attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor) + double{c.cap} * 0x1p-21;
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
       const auto& l = attended[head];
-      const Listed listed = store.listed(head, l, c.rotation);
+      const Listed listed = store.listed(head, l, c.rotation, c.latent);
       for (uint32_t row = 0; row < c.rows; ++row) {
         const size_t own = c.own_index(l.size(), row), first = c.first_seen(own);
         const double position = c.rotation.mode == kRopeList ? static_cast<double>(own) : kPosition + row;
@@ -687,13 +758,14 @@ class KvAttention : public KvOps {
           if (c.sinks) softmax.sink = double{own_logits[h]};
           const Attended want =
               attend(c.rotation.rotated_query(doubles(q, row * row_stride + h * c.dh, c.dh), position),
-                     listed.keys(first, own + 1, c.dh), listed.values(first, own + 1, c.dh),
+                     listed.keys(first, own + 1, c.dh), listed.values(first, own + 1, c.width()),
                      1 / std::sqrt(c.dh), f16, softmax);
-          for (uint32_t e = 0; e < c.dh; ++e)
-            ASSERT_NEAR(got[row * y_stride + h * c.dh + e], want.y[e],
+          for (uint32_t e = 0; e < c.width(); ++e)
+            ASSERT_NEAR(got[row * y_stride + h * c.width() + e], want.y[e],
                         tolerance + (f16 ? want.f16_tolerance[e] : 0))
                 << "row " << row << " head " << h << " element " << e;
         }
+        ASSERT_TRUE(is_poison(got, row * y_stride + heads * c.width(), y_stride - heads * c.width()));
       }
     }
   }
@@ -882,6 +954,51 @@ TEST_P(KvAttention, TakesHeadsOf512Channels) {
          .rows = 2,
          .rotation = {.n_rot = 512},
          .indices = {7, 50}});
+}
+
+// deepseek2: one KV head serves all queries, and its values are channels of the keys, after the ones that
+// rotate.
+TEST_P(KvAttention, TakesValuesFromTheKeys) {
+  if (!takes_values_in_keys()) GTEST_SKIP() << "the device needs values apart from keys";
+  const auto check_latent = [&](AttentionCase c, uint32_t source = kFromView) {
+    c.kv_heads = std::max(c.kv_heads, 1u);
+    c.rotation.factor = 1.19;
+    c.latent = true;
+    check(c, source);
+  };
+  const Rotation narrow{.n_rot = 16}, wide{.n_rot = 64};
+  for (const uint32_t rows : {1u, 33u})
+    check_latent({.group = 4, .dh = 80, .entries = 150, .rows = rows, .rotation = narrow, .capacity = 70});
+  for (const uint32_t n : {1u, 64u, 700u})
+    check_latent({.group = 4, .dh = 80, .entries = n - 1, .rows = 1, .rotation = narrow}, kFromPool);
+  if (HasFatalFailure() || is_variation()) return;
+  check_latent({.group = 20, .dh = 576, .entries = 100, .rows = 9, .rotation = wide});
+  check_latent({.group = 20, .dh = 576, .entries = 299, .rows = 1, .rotation = wide}, kFromPool);
+  check_latent({.group = 128, .dh = 576, .entries = 70, .rows = 2, .rotation = wide});
+  check_latent({.group = 128, .dh = 576, .entries = 99, .rows = 1, .rotation = wide, .listed = 60},
+               kFromPool);
+  for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
+    const Rotation rotation{mode, kRopeHalves, 64};
+    check_latent({.group = 16, .dh = 576, .entries = 200, .rows = 5, .rotation = rotation, .listed = 90});
+    check_latent({.group = 16, .dh = 576, .entries = 499, .rows = 1, .rotation = rotation, .listed = 300},
+                 kFromPool);
+    if (HasFatalFailure()) return;
+  }
+  for (const uint32_t rows : {1u, 5u})
+    check_latent({.kv_heads = 2, .group = 3, .dh = 96, .rows = rows, .rotation = narrow, .unequal = {90, 9}});
+  check_latent({.kv_heads = 2, .group = 3, .dh = 96, .rows = 1, .rotation = narrow, .unequal = {900, 9}},
+               kFromPool);
+  for (const uint32_t source : {kFromView, kFromPool})
+    check_latent({.group = 8,
+                  .dh = 144,
+                  .entries = 200,
+                  .rows = 1,
+                  .rotation = {.n_rot = 32},
+                  .window = 90,
+                  .cap = 20,
+                  .sinks = true},
+                 source);
+  check_latent({.group = 4, .dh = 80, .entries = 60, .rows = 2, .rotation = narrow, .indices = {7, 50}});
 }
 
 // Logits reach 60 here, so caps of 2 and 20 bend them and one of 1000 hardly does.

@@ -138,8 +138,8 @@ struct Softmax {
   double cap = 0, sink = -std::numeric_limits<double>::infinity();
 };
 
-// softmax(q k^T * scale) v for one query. Keys and values [n][dh] are as multiplied, q is rotated. A cap
-// moves no two logits apart, and a sink reduces all weights in the same proportion.
+// softmax(q k^T * scale) v for one query. Keys and values [n][channels] are as multiplied, q is rotated. A
+// cap moves no two logits apart, and a sink reduces all weights in the same proportion.
 //
 // With tensor cores, q * scale * log2(e), k, the weights p and v are rounded to f16, each by at most 2^-11 of
 // itself or 2^-25. The score of key i then changes by at most m_i: the largest product of the rounded vectors
@@ -152,7 +152,7 @@ struct Softmax {
 // of these effects.
 inline Attended attend(const std::vector<double>& q, std::span<const double> k, std::span<const double> v,
                        double scale, bool f16, const Softmax& softmax = {}) {
-  const size_t dh = q.size(), n = k.size() / dh;
+  const size_t dh = q.size(), n = k.size() / dh, width = v.size() / n;
   const auto rounding = [](double x) { return x * 0x1p-11 + 0x1p-25; };
   constexpr double kLog2E = 1.4426950408889634;
   std::vector<double> s(n), moved(f16 ? n : 0);
@@ -172,19 +172,19 @@ inline Attended attend(const std::vector<double>& q, std::span<const double> k, 
     moved[i] = (largest - exact + static_cast<double>(dh) * 0x1p-23 * exact) / kLog2E;
     most = std::max(most, moved[i]);
   }
-  Attended out{std::vector<double>(dh), std::vector<double>(f16 ? dh : 0)};
+  Attended out{std::vector<double>(width), std::vector<double>(f16 ? width : 0)};
   for (size_t i = 0; i < n; ++i) {
     s[i] = std::exp(s[i] - top);
     sum += s[i];
-    for (size_t c = 0; c < dh; ++c) out.y[c] += s[i] * v[i * dh + c];
+    for (size_t c = 0; c < width; ++c) out.y[c] += s[i] * v[i * width + c];
   }
   sum += std::exp(softmax.sink - top);
   for (double& y : out.y) y /= sum;
   if (!f16) return out;
   for (size_t i = 0; i < n; ++i) {
     const double w = s[i] / sum, moves = w * (std::exp(moved[i]) - 1), step = w * 0x1p-11 + 0x1p-25 / sum;
-    for (size_t c = 0; c < dh; ++c) {
-      const double x = v[i * dh + c], y = out.y[c];
+    for (size_t c = 0; c < width; ++c) {
+      const double x = v[i * width + c], y = out.y[c];
       out.f16_tolerance[c] += moves * std::fabs(x - y) + step * (std::fabs(x) + std::fabs(y)) +
                               w * static_cast<double>(n) * 0x1p-23 * std::fabs(x);
     }
@@ -211,8 +211,8 @@ struct Listed {
   std::span<const double> keys(size_t first, size_t end, uint32_t dh) const {
     return part(k, first, end, dh);
   }
-  std::span<const double> values(size_t first, size_t end, uint32_t dh) const {
-    return part(v, first, end, dh);
+  std::span<const double> values(size_t first, size_t end, uint32_t width) const {
+    return part(v, first, end, width);
   }
 
  private:

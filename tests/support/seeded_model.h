@@ -26,6 +26,7 @@ struct Seeded {
   std::string input = "";  // the retainer's input; empty: the kind's default
   std::string act = "silu";
   uint32_t d_retain = 16, rank = 16, sinks = 16;
+  bool has_values = true;          // whether values have columns of their own in rows of kind qkv
   bool covers_windows = true;      // whether the retainer also has tensors for layers with a window
   std::vector<float> shares = {};  // shares of the pools, [layer][kv head]
   uint32_t window = 0;             // of every layer except each second one; 0: no layer has one
@@ -94,7 +95,7 @@ inline void set_retainer_keys(const Seeded& s, GgufWriter& to) {
 inline void add_retainer_layer(const Seeded& s, uint32_t layer, SeededTensors& tensors, GgufWriter& to) {
   const uint32_t q_rows = s.heads * s.head_dim, kv_rows = s.kv_heads * s.head_dim;
   const std::string stem = "blk." + std::to_string(layer) + (s.kind.empty() ? ".locret" : ".retain");
-  const uint32_t cols = reads_qkv(s) ? q_rows + 2 * kv_rows : s.d_model;
+  const uint32_t cols = reads_qkv(s) ? q_rows + (s.has_values ? 2 : 1) * kv_rows : s.d_model;
   const float gain = 1 / std::sqrt(static_cast<float>(cols));
   const auto part = [&](const char* name, uint32_t rows, uint32_t of, float mean, float deviation) {
     tensors.add(to, stem + name, rows, of, mean, deviation);
@@ -247,6 +248,7 @@ inline std::shared_ptr<const Retainer> seeded_retainer(const Model& model, const
       its.heads = attention->heads;
       its.kv_heads = attention->kv_heads;
       its.head_dim = attention->head_dim;
+      its.has_values = attention->has_values();
       add_retainer_layer(its, layer, tensors, file);
     }
     set_retainer_keys(s, file);

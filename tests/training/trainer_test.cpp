@@ -8,6 +8,7 @@
 
 #include "runtime/heads/info.h"
 #include "tests/support/spy_device.h"
+#include "tests/support/synthetic_model.h"
 #include "tests/training/small_trainer.h"
 
 namespace thimble::test {
@@ -109,6 +110,31 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
         << trainer->verdict();
     EXPECT_FALSE(std::filesystem::exists(o.output + ".partial"));
   }
+}
+
+// The heads of deepseek2 make their values from channels that they share.
+TEST_F(Training, OfLatentAttentionTakesEveryKind) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const auto model =
+      SyntheticFile("tiny-deepseek2 f16 FILE --seed 4 --sharp 3 --ctx 4096", "trained_deepseek2").open();
+  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear,
+                                    Retainer::Kind::kSink, Retainer::Kind::kAdore}) {
+    TrainingOptions o = options("latent" + std::to_string(static_cast<int>(kind)));
+    o.kind = kind;
+    o.steps = 2;
+    const std::unique_ptr<thimble::Training> trainer = must(open_training(model, cpu(), o));
+    while (must(trainer->step())) {
+    }
+    EXPECT_EQ(must(model->open_retainer(must(MappedFile::open(o.output)), o.output))->kind, kind);
+  }
+  TrainingOptions o = options("weighed");
+  o.target = Target::kLogKvzipPlus;
+  const Status refused = Trainer::create(model, cpu(), o).status();
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_EQ(
+      refused.message(),
+      "log_kvzip_plus weighs the values of each head, and heads of this model make theirs from channels "
+      "that they share; choose another --target");
 }
 
 // The kinds and targets that are not the default, in different combinations.

@@ -239,10 +239,10 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersDoNotSupport) {
     EXPECT_NE(refused.message().find(most), std::string::npos) << refused.message();
   };
   const auto device = open(), small = open({.portable = true});
-  for (const uint32_t head_dim : {2u, 512u}) must(status(*device, head_dim, false));
-  for (const uint32_t head_dim : {63u, 514u}) refuses(*device, head_dim, false, "up to 512: use");
-  must(status(*device, 512, true));
-  refuses(*device, 514, true, "up to 512 with selection");
+  for (const bool selects : {false, true}) {
+    for (const uint32_t head_dim : {2u, 576u}) must(status(*device, head_dim, selects));
+    for (const uint32_t head_dim : {63u, 578u}) refuses(*device, head_dim, selects, "up to 576: use");
+  }
   must(status(*small, 272, false));  // its queries, keys and counted parts share 16 KiB
   refuses(*small, 274, false, "up to 272: use");
 }

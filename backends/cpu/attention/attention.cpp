@@ -47,9 +47,17 @@ static LogSum sink_of(const Attention& o, uint32_t query) {
 }
 
 // y = x * factor for the channels of one head.
-static void write_scaled(const float* x, float factor, uint32_t head_dim, float* y) {
-  for (uint32_t c = 0; c < head_dim; ++c) y[c] = x[c] * factor;
+static void write_scaled(const float* x, float factor, uint32_t channels, float* y) {
+  for (uint32_t c = 0; c < channels; ++c) y[c] = x[c] * factor;
 }
+
+// The values of a layer: an array of their own, or the last channels of the keys.
+struct Values {
+  const KvArray& rows;   // the array of the rows that contain them
+  uint32_t first, cols;  // channels of a row
+  explicit Values(const Attention& o)
+      : rows(o.v ? o.v : o.k), first(o.p.head_dim - o.value_cols()), cols(o.value_cols()) {}
+};
 
 // Rows [first_row, first_row + rows) of one KV head's group attend to the current pass of the view.
 static void attend_view(const Context& ctx, const Attention& o, uint32_t head, uint32_t first_row,
@@ -59,8 +67,10 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const KvKernels& kernels = kv_kernels();
   const uint32_t count = entry_list(ctx, o.list, head, p.list_capacity, p.head_state).count;
   if (p.first_entry >= count) return;
+  const Values values(o);
   const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.view_capacity >= count;
-  const uint32_t end = std::min(count, p.first_entry + p.view_capacity), width = padded_width(p.head_dim);
+  const uint32_t end = std::min(count, p.first_entry + p.view_capacity), width = padded_width(p.head_dim),
+                 out_width = padded_width(values.cols);
   const uint32_t vectors = rows * p.group, query_heads = (p.first_head + p.heads) * p.group;
   // The list index of a row's own entry.
   const auto index_of = [&](uint32_t row) {
@@ -69,7 +79,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   };
 
   const auto y = [&](uint32_t row, uint32_t h) {
-    return data<float>(o.y) + uint64_t(first_row + row) * p.y_stride + (head * p.group + h) * p.head_dim;
+    return data<float>(o.y) + uint64_t(first_row + row) * p.y_stride + (head * p.group + h) * values.cols;
   };
   const auto ml = [&](uint32_t row, uint32_t h) {
     return data<float>(o.ml) + (uint64_t(first_row + row) * query_heads + head * p.group + h) * 2;
@@ -83,8 +93,8 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     for (uint32_t h = 0; h < p.group; ++h, ++vector) {
       write_scaled(q + h * p.head_dim, p.scale * kLog2E, p.head_dim, t.q + vector * width);
       rope.rotate_query(t.q + vector * width, t.angles, p.head_dim);
-      std::fill_n(t.out + vector * width, width, 0.0f);
-      if (!first_pass) std::memcpy(t.out + vector * width, y(row, h), p.head_dim * sizeof(float));
+      std::fill_n(t.out + vector * out_width, out_width, 0.0f);
+      if (!first_pass) std::memcpy(t.out + vector * out_width, y(row, h), values.cols * sizeof(float));
       const LogSum before =
           first_pass ? sink_of(o, head * p.group + h) : LogSum{ml(row, h)[0], ml(row, h)[1]};
       t.peak[vector] = before.peak;
@@ -95,7 +105,8 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const KvFormat& view = *kv_format(DType::kF32);
   const uint64_t row_bytes = kv_bytes(view.type, p.head_dim);
   const std::byte* own_k = at<std::byte>(o.k.values, head, p.view_capacity, 0, row_bytes);
-  const std::byte* own_v = at<std::byte>(o.v.values, head, p.view_capacity, 0, row_bytes);
+  const std::byte* own_v = at<std::byte>(values.rows.values, head, p.view_capacity, 0, row_bytes) +
+                           kv_bytes(view.type, values.first);
   uint32_t key = p.first_entry;
   const uint32_t first_seen = first_visible(index_of(0) + 1, p.window);
   if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // skip tiles that no row sees
@@ -115,13 +126,13 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     kernels.multiply_tile(vectors, p.head_dim, t.q, width, t.keys, t.scores);
     cap_scores(t, vectors, p.cap);
     if (p.window) hide_before_window(t, vectors, p.group, index_of(0), p.window, key);
-    kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
-    view.add_rows(vectors, n, t.scores, v, p.head_dim, t.out, width);
+    kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, out_width);
+    view.add_rows(vectors, n, t.scores, v, values.cols, t.out, out_width);
   }
 
   for (uint32_t row = 0, vector = 0; row < rows; ++row)
     for (uint32_t h = 0; h < p.group; ++h, ++vector) {
-      write_scaled(t.out + vector * width, last_pass ? 1 / t.sum[vector] : 1, p.head_dim, y(row, h));
+      write_scaled(t.out + vector * out_width, last_pass ? 1 / t.sum[vector] : 1, values.cols, y(row, h));
       if (last_pass) continue;
       ml(row, h)[0] = t.peak[vector];
       ml(row, h)[1] = t.sum[vector];
@@ -135,7 +146,8 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
   const AttentionParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
-  const uint32_t width = padded_width(p.head_dim);
+  const Values values(o);
+  const uint32_t width = padded_width(p.head_dim), out_width = padded_width(values.cols);
   const bool by_list = p.rope.mode == kRopeList;
   for (uint32_t h = 0; h < p.group; ++h)
     write_scaled(data<float>(o.q) + uint64_t(row) * p.row_stride + (head * p.group + h) * p.head_dim,
@@ -160,20 +172,21 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
     std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
     for (uint32_t h = 0; h < p.group; ++h) rope.rotate(t.rotated + h * width, t.angles);
   };
-  std::fill_n(t.out, p.group * width, 0.0f);
+  std::fill_n(t.out, p.group * out_width, 0.0f);
   std::fill_n(t.peak, p.group, -kInfinity);
   std::fill_n(t.sum, p.group, 0.0f);
 
   const HeadState& state = ctx.heads[p.head_state + head];
-  const KvRows k_rows(o.k, p.head_dim), v_rows(o.v, p.head_dim);
+  const KvRows k_rows(o.k, p.head_dim), v_rows(values.rows, p.head_dim);
+  const uint64_t first_value = kv_bytes(values.rows.type, values.first);
   for (uint32_t key = first; key < end; key += kTileKeys) {
     const uint32_t keys = std::min(kTileKeys, end - key);
     const std::byte *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < keys; ++i) {
       const uint32_t entry = list[key + i];
       k[i] = k_rows.in_run(state, entry);
-      v[i] = v_rows.in_run(state, entry);
-      prefetch_row(v[i], v_rows.bytes);
+      v[i] = v_rows.in_run(state, entry) + first_value;
+      if (o.v) prefetch_row(v[i], v_rows.bytes);
     }
     for (uint32_t i = key + keys; i < std::min(end, key + 2 * kTileKeys); ++i)
       prefetch_row(k_rows.in_run(state, list[i]), k_rows.bytes);
@@ -185,8 +198,8 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
     std::fill_n(t.visible, p.group, keys);
     kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);
     cap_scores(t, p.group, p.cap);
-    kernels.soften(t.scores, p.group, t.visible, t.peak, t.sum, t.out, width);
-    v_rows.format.add_rows(p.group, keys, t.scores, v, p.head_dim, t.out, width);
+    kernels.soften(t.scores, p.group, t.visible, t.peak, t.sum, t.out, out_width);
+    v_rows.format.add_rows(p.group, keys, t.scores, v, values.cols, t.out, out_width);
   }
 }
 
@@ -195,7 +208,8 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
 // of any head. The bits of a row's result do not depend on the other rows.
 static void attend_pool(const Context& ctx, const Attention& o, uint32_t row) {
   const AttentionParams& p = o.p;
-  const uint32_t width = padded_width(p.head_dim);
+  const Values values(o);
+  const uint32_t width = padded_width(values.cols);
   ScratchLayout layout(ctx.scratch.data());
   const PartScratch parts(layout, p.heads, p.group, p.head_dim);
   std::byte* const tiles = ctx.scratch.data() + layout.used();
@@ -243,12 +257,12 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row) {
     for (uint32_t i = 0; i < n; ++i) all.peak = std::max(all.peak, part_of(i).peak);
     if (o.sinks) all = merged(all, sink, std::exp2(gap(all, sink)));
     for (uint32_t i = 0; i < n; ++i) all = merged(all, part_of(i), std::exp2(gap(all, part_of(i))));
-    float* y = data<float>(o.y) + uint64_t(row) * p.y_stride + (p.first_head * p.group + query) * p.head_dim;
-    std::fill_n(y, p.head_dim, 0.0f);
+    float* y = data<float>(o.y) + uint64_t(row) * p.y_stride + (p.first_head * p.group + query) * values.cols;
+    std::fill_n(y, values.cols, 0.0f);
     for (uint32_t i = 0; i < n; ++i) {
       const float weight = std::exp2(gap(all, part_of(i))) / all.sum;
       const float* out = parts.out + (first + i * p.group) * width;
-      for (uint32_t c = 0; c < p.head_dim; ++c) y[c] += weight * out[c];
+      for (uint32_t c = 0; c < values.cols; ++c) y[c] += weight * out[c];
     }
   });
 }

@@ -37,6 +37,10 @@ struct Seconds {
   double operator()(const Linear& o) const {
     return products(o.w, o.p.rows == kLogitRows ? std::min<double>(rows, kMostLogitRows) : rows, 1);
   }
+  double operator()(const HeadLinear& o) const {
+    const double size = double(o.p.heads) * o.p.in_cols * o.p.out_cols;
+    return 2 * rows * size / kernels().flop_per_second;
+  }
   double operator()(const Glu& o) const { return products(o.gate, rows, 1) + products(o.up, rows, 1); }
   double operator()(const ExpertGlu& o) const {
     return (o.gate ? experts(o.gate, o.p.experts, o.p.chosen) : 0) + experts(o.up, o.p.experts, o.p.chosen);

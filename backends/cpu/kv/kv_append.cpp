@@ -30,7 +30,7 @@ void kv_append(const Context& ctx, const KvAppend& o) {
       }
       const uint64_t entry = first_row(ctx, p.into, head, p.chunk_capacity, p.head_state) + row;
       saturated += k_rows.format.store_row(k, k_rows[entry], p.head_dim);
-      saturated += v_rows.format.store_row(v, v_rows[entry], p.head_dim);
+      if (o.v) saturated += v_rows.format.store_row(v, v_rows[entry], p.head_dim);
       data<int32_t>(o.pos)[entry] = position;
     }
     if (saturated) std::atomic_ref(*data<uint32_t>(o.saturated)).fetch_add(saturated);

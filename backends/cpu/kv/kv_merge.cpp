@@ -43,7 +43,7 @@ void kv_merge(const Context& ctx, const KvMerge& o) {
   ctx.threads.run(kColumns * p.heads, [&](uint32_t item, uint32_t) {
     const HeadState& state = state_of(p.first_head + item / kColumns);
     const auto& [run, bytes] = columns[item % kColumns];
-    tail_of(state).merge(in_run<std::byte>(run, state, 0, bytes), bytes);
+    if (run) tail_of(state).merge(in_run<std::byte>(run, state, 0, bytes), bytes);
   });
   for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head)
     tail_of(state_of(head)).merge_positions();

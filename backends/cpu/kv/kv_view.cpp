@@ -34,7 +34,7 @@ void kv_view(const Context& ctx, const KvView& o) {
         };
         float* k = at<float>(o.k, head, p.view_capacity, row, p.head_dim);
         load(pool_k, chunk_k, k);
-        load(pool_v, chunk_v, at<float>(o.v, head, p.view_capacity, row, p.head_dim));
+        if (pool_v.first) load(pool_v, chunk_v, at<float>(o.v, head, p.view_capacity, row, p.head_dim));
         if (p.rope.mode != kRopeList) continue;
         if (!ready) rope.angles(index, scratch.angles);
         ready = true;

@@ -102,23 +102,25 @@ struct TakesTypes {
   static bool takes(const KvArray& a, uint32_t head_dim) {
     return has_kv_format(a.type) && takes_heads_of(head_dim);
   }
-  // Arrays of one layer have one format; a chunk may be empty.
+  // Arrays of one layer have one format; a chunk may be empty. All these ops need values of their own.
   static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
   bool operator()(const RmsNorm& op) const { return bool(op.weight); }
-  bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
+  bool operator()(const KvAppend& op) const {
+    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v);
+  }
   bool operator()(const KvView& op) const {
-    return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
-           alike(op.pool_k, op.chunk_v);
+    return op.pool_v && takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) &&
+           alike(op.pool_k, op.chunk_k) && alike(op.pool_k, op.chunk_v);
   }
   bool operator()(const Attention& op) const {
     const bool rows_are_halves = op.p.source != kFromView || op.k.type == DType::kF16;
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves;
+    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves;
   }
   bool operator()(const KvCompact& op) const {
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
+    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
            alike(op.k, op.chunk_v);
   }
-  bool operator()(const KvMerge& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
+  bool operator()(const KvMerge& op) const { return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const TokenScore& op) const {
     return takes(op.k, op.p.head_dim) && takes_narrow_heads_of(op.p.head_dim);
   }

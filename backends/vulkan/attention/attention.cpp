@@ -60,19 +60,24 @@ constexpr uint32_t kSpareGroups = 512, kMostViewRows = 64;  // kMostViewRows: pe
 static_assert(kSpareGroups * sizeof(uint32_t) <= Recording::kCounterBytes);
 uint32_t spare_columns(uint32_t heads, uint32_t groups) { return std::min(heads - 1, kSpareGroups / groups); }
 
+// The array that contains the values.
+const View& values_of(const Attention& op) { return op.v ? op.v.values : op.k.values; }
+
 void attend_view(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
   const Limits& limits = r.limits();
   const uint64_t queries = uint64_t(r.most_rows()) * p.group;
-  const View &k = op.k.values, &v = op.v.values;
+  const View &k = op.k.values, &v = values_of(op);
+  const uint32_t first_value = p.head_dim - op.value_cols();
   const uint64_t head_bytes = uint64_t(p.view_capacity) * p.head_dim * sizeof(uint16_t);
   const double head_operations = 4.0 * static_cast<double>(queries) * p.view_capacity * p.head_dim;
   const uint32_t has_list = op.list ? 1 : 0, caps = p.cap != 0, has_sinks = op.sinks ? 1 : 0,
                  has_indices = op.row_index ? 1 : 0;
-  const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0 && v.offset % 16 == 0;
+  const bool aligned =
+      p.head_dim % 8 == 0 && first_value % 8 == 0 && k.offset % 16 == 0 && v.offset % 16 == 0;
   const ViewTile tile = view_tile(limits, p.head_dim, queries);
   const CooperativeTile matrices(limits, p.head_dim);
-  const bool cooperative = limits.cooperative_matrix && aligned && matrices.fits(limits, p.head_dim);
+  const bool cooperative = limits.cooperative_matrix && aligned && op.v && matrices.fits(limits, p.head_dim);
   const auto record = [&](uint32_t first, uint32_t heads) {
     struct {
       AttentionParams p;
@@ -102,7 +107,7 @@ void attend_view(Recording& r, const Attention& op) {
     else
       dispatch(Shader::kAttendView,
                {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u, limits.subgroup_size,
-                p.equal_heads, caps, has_sinks, has_indices},
+                p.equal_heads, caps, has_sinks, has_indices, first_value},
                tile.rows);
   };
   for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,
@@ -148,13 +153,14 @@ void attend_pool(Recording& r, const Attention& op) {
   AttentionParams p = op.p;
   if (!op.list) p.list_capacity = 0;  // tells the shader
   const Limits& limits = r.limits();
-  const View &k = op.k.values, &v = op.v.values;
+  const View &k = op.k.values, &v = values_of(op);
+  const uint32_t first_value = p.head_dim - op.value_cols();
   uint32_t entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
   if (op.list) entries = std::min(entries, p.list_capacity - 1);
   if (p.window) entries = std::min(entries, p.window);
   const PoolWork work = pool_work(limits, p, entries);
   const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && k.offset % 8 == 0 &&
-                       v.offset % 8 == 0 && op.rope.offset % 16 == 0;
+                       v.offset % 8 == 0 && op.rope.offset % 16 == 0;  // first_value is 0 or n_rot
   const PartResults bytes(uint64_t(work.parts) * p.heads * p.group, p.head_dim);
   const View outs = r.scratch().slice(0, bytes.outs), stats = r.scratch().slice(outs.bytes, bytes.stats),
              counters = r.counters().slice(0, uint64_t(work.passes.count) * p.heads * sizeof(uint32_t));
@@ -168,7 +174,7 @@ void attend_pool(Recording& r, const Attention& op) {
         op.sinks ? Shader::kAttendPoolSinks : Shader::kAttendPool,
         {p.head_dim, work.passes.heads, p.rope.mode, p.rope.pairing, p.rope.n_rot, aligned ? 1u : 0u,
          work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0,
-         kv_format_number(op.k.type)},
+         kv_format_number(op.k.type), first_value},
         {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
          reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
         push, work.parts, p.heads, work.passes.count);
@@ -184,9 +190,9 @@ void attention(Recording& r, const Attention& op) {
     attend_pool(r, op);
 }
 
-uint32_t most_attention_head_dim(const Limits& limits) {
-  constexpr uint32_t kMostInPool = 4 * 128;  // a thread of attend_pool.comp adds up four channels
-  uint32_t dim = kMostInPool;
+uint32_t most_head_dim(const Limits& limits) {
+  constexpr uint32_t kMost = 576;  // tested
+  uint32_t dim = kMost;
   while (dim && kSmallestTile.words(ceil_div(dim, 8) + 1) * 16 > limits.max_shared_bytes) dim -= 8;
   return dim;
 }

@@ -9,12 +9,7 @@ template <typename... Arrays>
 bool stores(const KvArray& a, const Arrays&... others) {
   return has_kv_format(a.type) && ((!others || others.type == a.type) && ...);
 }
-bool attends(uint32_t head_dim, const Limits& l) {
-  return head_dim % 2 == 0 && head_dim <= most_attention_head_dim(l);
-}
-bool scores(uint32_t head_dim, const Limits& l) {
-  return head_dim % 2 == 0 && head_dim <= std::min(kMostScoreHeadDim, most_attention_head_dim(l));
-}
+bool attends(uint32_t head_dim, const Limits& l) { return head_dim % 2 == 0 && head_dim <= most_head_dim(l); }
 
 struct Supports {
   const Limits& limits;
@@ -31,20 +26,21 @@ struct Supports {
   }
   bool operator()(const Attention& o) const {
     const bool is_view = o.p.source == kFromView;
-    return attends(o.p.head_dim, limits) && stores(o.k, o.v) && (!is_view || o.k.type == DType::kF16);
+    return attends(o.p.head_dim, limits) && o.value_cols() <= kMostValueCols && stores(o.k, o.v) &&
+           (!is_view || o.k.type == DType::kF16);
   }
   bool operator()(const KvCompact& o) const {
     return o.p.head_dim % 2 == 0 && stores(o.k, o.v, o.chunk_k, o.chunk_v);
   }
   bool operator()(const KvMerge& o) const { return o.p.head_dim % 2 == 0 && stores(o.k, o.v); }
-  bool operator()(const TokenScore& o) const { return scores(o.p.head_dim, limits) && stores(o.k); }
+  bool operator()(const TokenScore& o) const { return attends(o.p.head_dim, limits) && stores(o.k); }
   // f16 bounds would round those of other formats
   bool operator()(const PageBounds& o) const { return o.p.head_dim % 2 == 0 && o.k.type == DType::kF16; }
-  bool operator()(const PageScore& o) const { return scores(o.p.head_dim, limits); }
+  bool operator()(const PageScore& o) const { return attends(o.p.head_dim, limits); }
   bool operator()(const Label& o) const { return o.p.head_dim % 2 == 0 && stores(o.k, o.chunk_k); }
-  bool operator()(const KeyDiff& o) const { return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k); }
+  bool operator()(const KeyDiff& o) const { return attends(o.p.head_dim, limits) && stores(o.k, o.chunk_k); }
   bool operator()(const QueryScore& o) const {
-    return scores(o.p.head_dim, limits) && stores(o.k, o.chunk_k);
+    return attends(o.p.head_dim, limits) && stores(o.k, o.chunk_k);
   }
   template <typename Any>
   bool operator()(const Any&) const {

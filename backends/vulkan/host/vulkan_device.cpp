@@ -47,12 +47,11 @@ class VulkanDevice : public Device {
 
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     const char* name = gpu_.info.name.c_str();
-    const uint32_t attended = most_attention_head_dim(gpu_.limits),
-                   most_dim = s.positions ? std::min(attended, kMostScoreHeadDim) : attended;
+    const uint32_t most_dim = most_head_dim(gpu_.limits);
     if (m.head_dim % 2 || m.head_dim > most_dim)
       return error(Code::kUnsupported,
-                   "the model has heads of %u channels; %s takes even ones up to %u%s: use --device cpu",
-                   m.head_dim, name, most_dim, s.positions ? " with selection" : "");
+                   "the model has heads of %u channels; %s takes even ones up to %u: use --device cpu",
+                   m.head_dim, name, most_dim);
     // The K or V of a head is bound as one range, both in the pool and in the view.
     const uint64_t entry = kv_bytes(DType::kF16, m.head_dim), most = most_entries(gpu_.limits, entry),
                    most_run = most_run_entries(gpu_.limits, entry, s.layer_entries);

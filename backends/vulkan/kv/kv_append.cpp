@@ -24,7 +24,7 @@ void kv_append(Recording& r, const KvAppend& op) {
                 op.positions ? 1u : 0u, kv_format_number(op.k.type)},
                {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos),
                 writes(op.saturated), reads(op.positions)},
-               push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
+               push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, v ? 2 : 1);
   };
   if (op.p.into == kIntoPool) {
     for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {

@@ -9,6 +9,7 @@ void kv_merge(Recording& r, const KvMerge& op) {
   const uint32_t threads = std::min(256u, r.limits().max_group_threads);
   // `pos` is empty when the positions themselves are merged.
   const auto merge = [&](const Out& all, const In& pos, uint32_t words) {
+    if (!all) return;
     const uint64_t row = words * sizeof(uint32_t);
     const uint32_t width = std::min(words, kWidth);
     for_run_windows(r.limits(), all, row, [&](const RunWindow& window) {

@@ -20,12 +20,14 @@ void kv_view(Recording& r, const KvView& op) {
           } push{op.p, window};
           push.p.first_head = first;
           push.p.heads = heads;
-          r.dispatch(Shader::kKvView, {op.p.head_dim, op.list ? 1u : 0u, kv_format_number(op.pool_k.type)},
-                     {reads(window.of(pool_k, row)), reads(window.of(pool_v, row)),
-                      reads(of_heads(op.chunk_k.values, chunk, first, heads)),
-                      reads(of_heads(op.chunk_v.values, chunk, first, heads)), reads(op.list), reads(op.rope),
-                      writes(of_heads(op.k, view, first, heads)), writes(of_heads(op.v, view, first, heads))},
-                     push, groups);
+          r.dispatch(
+              Shader::kKvView,
+              {op.p.head_dim, op.list ? 1u : 0u, kv_format_number(op.pool_k.type), op.pool_v ? 1u : 0u},
+              {reads(window.of(pool_k, row)), reads(window.of(pool_v, row)),
+               reads(of_heads(op.chunk_k.values, chunk, first, heads)),
+               reads(of_heads(op.chunk_v.values, chunk, first, heads)), reads(op.list), reads(op.rope),
+               writes(of_heads(op.k, view, first, heads)), writes(of_heads(op.v, view, first, heads))},
+              push, groups);
         });
   });
 }

@@ -28,6 +28,7 @@ layout(constant_id = 6) const bool kOnce = false;
 layout(constant_id = 8) const uint kLanes = 32;       // lanes per subgroup
 layout(constant_id = 9) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 10) const bool kCaps = false;
+layout(constant_id = 12) const uint kFirstValue = 0;  // channel of a row of v where the value begins
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the runs of the window; so is v
@@ -80,7 +81,8 @@ const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlac
 const uint kSubgroups = kThreads / kLanes, kHeadsEach = (kHeads + kSubgroups - 1) / kSubgroups;
 const uint kScoresEach = (kTile + kLanes - 1) / kLanes;
 // For the output, a thread handles a quad of channels of one slice of the tile's values.
-const uint kQuads = (kHeadDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
+const uint kValueDim = kHeadDim - kFirstValue;
+const uint kQuads = (kValueDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
 const bool kEvenSlices = kSlices * kSliceKeys == kTile;
 const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // heads whose slices are added at once
 // At the end, a thread handles a quad of channels of a head, or several in turn, of one slice of the parts,
@@ -172,7 +174,7 @@ void main() {
   // The slowest loads are requested first. Faster ones that are needed later do not occupy registers
   // meanwhile.
   const uint head_start = run_start(own, push.window) * kWords;
-  const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
+  const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start + kFirstValue / 2;
   const uint place = thread / kSides, side = thread % kSides;
   fetch_keys(k_start, 0);
   // The first channel of the first query

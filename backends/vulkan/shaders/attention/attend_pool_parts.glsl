@@ -64,8 +64,8 @@ void join_parts(uint own_stats, uint own_outs, uint first_query, uint heads, uin
       for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];
     }
     if (thread >= kColumns || from + thread >= heads * kQuads) continue;
-    const uint to = push.base[8] + (first_query + h) * kHeadDim + i % kQuads * 4;
+    const uint to = push.base[8] + (first_query + h) * kValueDim + i % kQuads * 4;
     [[unroll]] for (uint c = 0; c < 4; ++c)
-      if (i % kQuads * 4 + c < kHeadDim) y[to + c] = sum[c];
+      if (i % kQuads * 4 + c < kValueDim) y[to + c] = sum[c];
   }
 }

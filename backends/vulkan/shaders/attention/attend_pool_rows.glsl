@@ -55,7 +55,7 @@ void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
 // A quad of channels of a value.
 uvec2 load_quad(uint row, uint quad) {
   if (kAligned) return v2[row / 2 + quad];
-  return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
+  return uvec2(v[row + 2 * quad], 2 * quad + 1 < kValueDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
 
 // Rotates the queries, the first of which begins at `row`, for the tile that begins with list entry `first_key`

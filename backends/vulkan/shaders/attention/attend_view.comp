@@ -18,6 +18,7 @@ layout(constant_id = 6) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 7) const bool kCaps = false;
 layout(constant_id = 8) const bool kHasSinks = false;
 layout(constant_id = 9) const bool kHasIndices = false;
+layout(constant_id = 10) const uint kFirstValue = 0;
 
 #include "attend_view.glsl"
 
@@ -29,8 +30,8 @@ void store_unit(uint row, uint unit, uvec4 halves) { tile[row * kStride + unit] 
 
 // Thread (i, j) of 8 x 16 handles the queries from i * kRowsEach on and, for these, keys j, j + 16, ... and
 // output units j, j + 16, ..., or half a unit if there are 8 units or fewer.
-const uint kRowsEach = kRows / 8, kKeysEach = kKeys / 16, kUnitsEach = (kUnits + 15) / 16;
-const bool kHalfUnits = kUnits <= 8;
+const uint kRowsEach = kRows / 8, kKeysEach = kKeys / 16, kUnitsEach = (kValueUnits + 15) / 16;
+const bool kHalfUnits = kValueUnits <= 8;
 const uint kOutsEach = kHalfUnits ? 1 : 2 * kUnitsEach;  // quads of channels
 // Rows are processed four at a time as vectors, or fewer. (Unlike this expression, a call of min is not a
 // constant for NVIDIA's compiler: it then keeps the arrays of loops up to it in memory, and an H200 does 3.5
@@ -157,7 +158,7 @@ void main() {
         [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) weights[s] = parts[part * kPartStride + i * kQuadsEach + s];
         [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
           const uint unit = kHalfUnits ? j / 2 : j + 16 * u;
-          if (unit >= kUnits) continue;
+          if (unit >= kValueUnits) continue;
           vec4 low, high;
           unpack_halves(tile[(part + 16 * c) * kStride + unit], low, high);
           if (kHalfUnits && j % 2 != 0) low = high;

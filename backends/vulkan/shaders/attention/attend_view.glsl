@@ -1,6 +1,6 @@
 // Shared by both shaders of attention to the view: operands, which keys a query sees, and how rows are read.
 // The includer has declared these constants: kThreads, the size of a workgroup; kLanes, lanes per subgroup;
-// kHeadDim; kRows, queries per workgroup; kKeys, keys per tile; kHasList; kAligned: rows of k and v consist
+// kHeadDim; kFirstValue, the channel of a row of v where the value begins; kRows, queries per workgroup; kKeys, keys per tile; kHasList; kAligned: rows of k and v consist
 // of whole uvec4; kCaps: scores are capped; kHasSinks; kHasIndices: rows state the list index of their own
 // entries, and there is no window.
 //
@@ -44,6 +44,7 @@ const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softm
 const float kNoPeak = -3e38;      // below every score; finite, because not every device supports infinities
 
 const uint kUnits = (kHeadDim + 7) / 8;  // a unit is 8 channels, a uvec4 of halves
+const uint kValueDim = kHeadDim - kFirstValue, kValueUnits = (kValueDim + 7) / 8;  // channels of a value
 
 uint local_head;  // KV head that the workgroup processes, counted from the dispatch's first
 
@@ -55,7 +56,7 @@ uint row_of(uint vector) { return vector / push.p.group; }
 uint query_head(uint vector) {
   return (push.p.first_head + local_head) * push.p.group + vector % push.p.group;
 }
-uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kHeadDim; }
+uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kValueDim; }
 uint ml_start(uint vector) { return push.base[6] + (row_of(vector) * push.query_heads + query_head(vector)) * 2; }
 
 // The sink's score, which is part of a query's sum but has no value.
@@ -69,7 +70,7 @@ float query_channel(uint vector, uint c, uint position) {
   return x * query_weight(c) * (push.p.scale * kLog2E);
 }
 
-// A unit of a row of the view; channels after the head's are zeros.
+// A unit of a key or value in a row of the view; channels after the head's are zeros.
 uvec4 k_unit(uint row, uint unit) {
   const uint from = local_head * push.p.view_capacity + row;
   if (kAligned) return k4[push.base[1] / 4 + from * kUnits + unit];
@@ -81,8 +82,9 @@ uvec4 k_unit(uint row, uint unit) {
 }
 uvec4 v_unit(uint row, uint unit) {
   const uint from = local_head * push.p.view_capacity + row;
-  if (kAligned) return v4[push.base[2] / 4 + from * kUnits + unit];
-  const uint words = kHeadDim / 2, at = push.base[2] + from * words;
+  if (kFirstValue > 0 && unit >= kValueUnits) return uvec4(0);
+  if (kAligned) return v4[push.base[2] / 4 + from * kUnits + kFirstValue / 8 + unit];
+  const uint words = kValueDim / 2, at = push.base[2] + from * (kHeadDim / 2) + kFirstValue / 2;
   uvec4 read = uvec4(0);
   for (uint i = 0; i < 4; ++i)
     if (unit * 4 + i < words) read[i] = v[at + unit * 4 + i];

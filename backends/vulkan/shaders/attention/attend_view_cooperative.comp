@@ -24,6 +24,7 @@ layout(constant_id = 7) const bool kHasIndices = false;
 const bool kAligned = true;
 const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four per row
 const uint kRows = kSubgroups * kSize, kKeys = 64, kLanes = kThreads / kSubgroups;
+const uint kFirstValue = 0;
 #include "attend_view.glsl"
 
 #define MATRIX(type, use) coopmat<type, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUse##use>

@@ -40,7 +40,7 @@ KeyPart own_keys(Work w) {
 uint query_groups() { return (step.n_rows * push.p.group + kRows - 1) / kRows; }
 uint parts_before() { return share.before - share.local_head; }
 
-const uint kHeadQuads = (kHeadDim + 3) / 4;  // of channels
+const uint kHeadQuads = (kValueDim + 3) / 4;  // of channels
 uint part_row(uint part, uint vector) { return (parts_before() + part - 1) * query_groups() * kRows + vector; }
 uint outs_start(uint part, uint vector) { return push.base[7] / 4 + part_row(part, vector) * kHeadQuads; }
 uint stats_start(uint part, uint vector) { return push.base[8] / 2 + part_row(part, vector); }
@@ -49,12 +49,12 @@ uint stats_start(uint part, uint vector) { return push.base[8] / 2 + part_row(pa
 vec4 y_quad(uint vector, uint c) {
   vec4 quad = vec4(0);
   [[unroll]] for (uint e = 0; e < 4; ++e)
-    if (c + e < kHeadDim) quad[e] = y[y_start(vector) + c + e];
+    if (c + e < kValueDim) quad[e] = y[y_start(vector) + c + e];
   return quad;
 }
 void put_y_quad(uint vector, uint c, vec4 quad) {
   [[unroll]] for (uint e = 0; e < 4; ++e)
-    if (c + e < kHeadDim) y[y_start(vector) + c + e] = quad[e];
+    if (c + e < kValueDim) y[y_start(vector) + c + e] = quad[e];
 }
 void put_ml(uint vector, vec2 stat) {
   ml[ml_start(vector)] = stat.x;
@@ -65,7 +65,7 @@ void put_ml(uint vector, vec2 stat) {
 void leave_quad(uint vector, uint c, vec4 quad) {
   if (share.part == 0)
     put_y_quad(vector, c, quad);
-  else if (c < kHeadDim)
+  else if (c < kValueDim)
     outs[outs_start(share.part, vector) + c / 4] = quad;
 }
 void leave_stat(uint vector, vec2 stat) {

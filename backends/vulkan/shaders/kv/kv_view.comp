@@ -8,6 +8,7 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const bool kHasList = false;
+layout(constant_id = 3) const bool kHasValues = true;
 
 // The runs of the window in the pool, and the chunk and the view from first_head on.
 layout(set = 0, binding = 1, std430) readonly buffer PoolK { uint pool_k[]; };
@@ -73,6 +74,7 @@ void main() {
         }
         const uint to = (head * push.p.view_capacity + row) * kWords + word;
         view_k[push.base[6] + to] = bits;
+        if (!kHasValues) continue;
         view_v[push.base[7] + to] = kv_halves(pooled ? pool_v[push.base[1] + from + word] : chunk_v[push.base[3] + from + word]);
       }
     }
