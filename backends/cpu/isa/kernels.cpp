@@ -75,7 +75,7 @@ void dot_rows(const std::byte* blocks, uint32_t n, const float* x, size_t x_stri
   if constexpr (Format::kBlock == 1)
     for (; i < n; ++i)
       for (int r = 0; r < x_rows; ++r)
-        rest[r] += Format::one(element<Format>(blocks, i)) * x[r * x_stride + i];
+        rest[r] = multiply_add(Format::one(element<Format>(blocks, i)), x[r * x_stride + i], rest[r]);
   for (int r = 0; r < x_rows; ++r) out[r] = sum_lanes(sums[r][0] + sums[r][1]) + rest[r];
 }
 

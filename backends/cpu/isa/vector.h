@@ -70,6 +70,16 @@ inline float sum_lanes(Vec a) {
     return sum_lanes<Step / 2>(a + moved<Step>(a, std::make_integer_sequence<int, kLanes>()));
 }
 
+// a b + c, rounded once where the processor can. Left to clang, that would depend on the loop around it, and
+// a row's bits on the number of rows.
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // e^x with an error of at most 1.1 ulp (measured over all floats in [-87.3, 88.7]); 0 below -87.34, infinity
 // above 88.72, NaN for NaN.
 inline Vec exp(Vec x) {
