@@ -315,12 +315,13 @@ TEST(Drafts, SurviveInterrupts) {
   });
 }
 
-// On devices whose steps read several rows only as chunks. Scores are computed at once there. Both round
-// differently, which exchanges two entries of nearly equal scores with mix.
+// On devices whose steps read several rows only as chunks. Both round differently, and so do a retainer's
+// scores. They are equal in the first layer for equal tokens, so that rounding decides which of these are
+// kept; locret and mix are therefore left out.
 TEST(Drafts, MayBeChunks) {
   const SeededModel m = seeded_model();
   for_policies(m, [&](const SessionOptions& o) {
-    if (!takes_drafts(o) || o.retention == Retention::kMix) return;
+    if (!takes_drafts(o) || o.retention == Retention::kLocret || o.retention == Retention::kMix) return;
     const auto device = std::make_shared<SpyDevice>(cpu());
     device->pool_rows = 1;
     const auto plain = open_session(m.model, o), drafting = open_session(m.model, with_drafts(o), device);
