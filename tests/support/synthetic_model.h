@@ -51,7 +51,7 @@ inline bool is_project_family(const std::string& family) {
 inline std::shared_ptr<const Model> family_model(const std::string& family, const std::string& test) {
   const std::string path = project_family(family);
   if (is_project_family(family)) return must(Model::open(must(MappedFile::open(path)), path));
-  const std::string shape = std::filesystem::path(path).stem();
+  const std::string shape = std::filesystem::path(path).stem().string();
   return SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", test + "_" + family).open();
 }
 
