@@ -19,12 +19,11 @@ constexpr size_t reserved_bytes() {
 // name.
 using Options = thimble_session_options;
 #define X(type, name, at_first, values, saved) +sizeof(Options::name)
-static_assert(sizeof(Options) == sizeof(Options::struct_size) + sizeof(Options::threads) +
-                                     sizeof(Options::device) + sizeof(Options::heads) +
-                                     sizeof(Options::budget_bytes) + sizeof(Options::retention) +
-                                     sizeof(Options::progress) + sizeof(Options::progress_user) +
-                                     sizeof(Options::draft_model) +
-                                     reserved_bytes<Options>() THIMBLE_SESSION_OPTIONS(X));
+static_assert(sizeof(Options) ==
+              sizeof(Options::struct_size) + sizeof(Options::threads) + sizeof(Options::device) +
+                  sizeof(Options::heads) + sizeof(Options::budget_bytes) + sizeof(Options::retention) +
+                  sizeof(Options::progress) + sizeof(Options::progress_user) + sizeof(Options::draft_model) +
+                  reserved_bytes<Options>() THIMBLE_SESSION_OPTIONS(X));
 #undef X
 
 static_assert(THIMBLE_DEFAULT == kDefault);

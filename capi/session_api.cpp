@@ -391,7 +391,8 @@ thimble_status thimble_session_set_grammar(thimble_session* session, const thimb
                                            thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     if (grammar && grammar->model.get() != &s.session->model())
-      return error(Code::kMismatch, "the grammar was made for another model than the session's; make it again");
+      return error(Code::kMismatch,
+                   "the grammar was made for another model than the session's; make it again");
     s.session->set_grammar(grammar ? grammar->grammar : nullptr);
     return {};
   });

@@ -96,8 +96,8 @@ enum class Saved { kNo, kYes, kOnHost };
 struct SessionOptions {
   std::shared_ptr<const Retainer> retainer;
   std::shared_ptr<const Model> draft_model;  // for Draft::kModel
-  uint64_t budget = 0;                     // bytes; 0: no limit
-  Retention retention = Retention::kNone;  // in the C interface, its default depends on the heads
+  uint64_t budget = 0;                       // bytes; 0: no limit
+  Retention retention = Retention::kNone;    // in the C interface, its default depends on the heads
   // The share of the pool of each head, in the order of runs, 1 on average. Null: all heads get the same. The
   // policy takes the shares from the retainer's file.
   std::shared_ptr<const std::vector<float>> shares;
