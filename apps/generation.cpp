@@ -159,7 +159,7 @@ Answer generate(const Model& model, const Session& session, int64_t limit, const
     answer.text += text;
     sink(text);
     if (thought_end.empty()) continue;
-    // A mark that is no token of its own may share its last token with white space.
+    // A mark may consist of several tokens. The last of them may also contain white space.
     if (token != thought_end_token && answer.text.find(thought_end) == std::string::npos) continue;
     thought_end = {};
     if (!write_space(model, session, answer, sink)) {

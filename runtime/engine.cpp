@@ -206,7 +206,8 @@ Status Engine::run(std::function<void()> meanwhile) {
     if (interrupted_.exchange(false, std::memory_order_relaxed))
       return error(Code::kInterrupted, "interrupted; repeat the call to continue");
     THIMBLE_TRY(check_files());
-    // Programs that run layers have a segment for each, after the first one.
+    // Programs that run layers have a segment for each, after the first one. For the first one the number
+    // wraps around to one after all layers, so that the pager reads the first layers ahead.
     const bool runs_layers = c.step.program->segments > model_->layers.size();
     if (runs_layers && c.part == 0) weights_.pager.before(c.next - Decoder::kHead - 1);
     THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));

@@ -133,7 +133,7 @@ class Session {
   // case that their tokens are generated next, and otherwise they are as if they had never been read.
   struct Ahead {
     std::array<int32_t, kLogitRowsAtOnce> tokens{};
-    uint32_t rows = 0, counted = 0;  // rows: 0 if there is no such run
+    uint32_t rows = 0, counted = 0;  // rows: 0 if no draft is ready
     double seconds = 0;              // that the guess and the run took
     uint32_t saturated_before = 0;   // the device's count of saturated numbers
     bool leads_on(int32_t token) const { return counted && counted < rows && tokens[counted] == token; }

@@ -5,7 +5,8 @@
 namespace thimble {
 namespace {
 
-// Fewer equal tokens are no sign that the text repeats. More do not make the guess better.
+// The text probably repeats if at least kLeastMatch tokens are equal. More than kMostMatch equal tokens do
+// not make the guess better.
 constexpr size_t kLeastMatch = 3, kMostMatch = 16;
 
 }  // namespace

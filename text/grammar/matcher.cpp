@@ -5,8 +5,8 @@
 namespace thimble::grammar {
 namespace {
 
-// A state has at most so many places, and so many are looked at to find them. If a grammar is so ambiguous
-// that it has more, the others are left out: some texts are no longer allowed, but none becomes wrong.
+// The most places of a state, and the most that are visited to find them. A very ambiguous grammar has more.
+// The rest are then left out. This forbids some texts of the grammar, and allows no other text.
 constexpr size_t kMostPlaces = 4096;
 constexpr size_t kMostVisits = 4 * kMostPlaces;
 // A state with more pieces gets a table of 256 steps.

@@ -20,7 +20,7 @@ __device__ float4 scaled(float4 x, float scale, float4 weight) {
   return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
 }
 
-// The weight of these columns; ones if there are no weights.
+// The weights of these columns. A norm without weights has 1 everywhere.
 __device__ float weight_at(const float* weight, uint32_t c) { return weight ? weight[c] : 1; }
 __device__ float4 weight_at(const float4* weight, uint32_t c) {
   return weight ? weight[c] : float4{1, 1, 1, 1};
