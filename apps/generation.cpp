@@ -190,6 +190,8 @@ Json memory_json(const thimble_memory& m) {
           {"fixed", m.fixed},
           {"draft", m.draft},
           {"total", m.total},
+          {"store", m.store},
+          {"store_file", m.store_file},
           {"mapped", m.mapped},
           {"mapped_resident", m.mapped_resident},
           {"streamed", m.streamed},
@@ -222,6 +224,8 @@ std::string memory_table(const thimble_memory& m) {
   if (m.draft) row("draft", m.draft, "the draft model: weights on the device, pool, workspace, io");
   row("total", m.total, "what the budget covers");
   if (m.budget) row("budget", m.budget, "");
+  if (m.store) row("store", m.store, "evicted entries in host memory, not in the total");
+  if (m.store_file) row("store", m.store_file, "evicted entries in a temporary file, not in the total");
   if (m.allocated) row("allocated", m.allocated, "held now");
   row("model mapping", m.mapped, "not allocated, shared with the page cache");
   row("  of it resident", m.mapped_resident, "");

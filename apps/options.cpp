@@ -137,6 +137,36 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->type_name("N")
       ->group(retention);
 
+  const char* store = "Store (what is evicted may come back; cpu only)";
+  const auto add_size = [&](const char* name, uint64_t& field, const char* help) {
+    app.add_option_function<std::string>(
+           name,
+           [name, &field](const std::string& text) {
+             const auto bytes = parse_size(text);
+             if (!bytes)
+               throw CLI::ValidationError(name, "'" + text + "' is not a size; write 64MiB, 1.5GiB or 8GB");
+             field = *bytes;
+           },
+           help)
+        ->type_name("SIZE")
+        ->group(store);
+  };
+  add_size("--recall-mem", o.recall_mem_bytes,
+           "Keep evicted entries in so much memory, in addition to --mem-budget; a question calls back those "
+           "that it needs (default: none)");
+  add_size("--recall-disk", o.recall_disk_bytes,
+           "Keep them in a temporary file of at most this size instead (default: none)");
+  app.add_option("--recall", o.recall, "Entries of each head that come back at most (default: 512)")
+      ->type_name("N")
+      ->group(store);
+  app.add_option("--recall-every", o.recall_every,
+                 "Generated tokens after which the latest ones choose again what comes back (default: 32)")
+      ->type_name("N")
+      ->group(store);
+  add_choice(app, "--recall-format", o.recall_format, {{"f16", 0}, {"q8_0", 1}, {"q4_0", 2}},
+             "How the store has keys and values (default: f16)")
+      ->group(store);
+
   auto* rebuild = app.add_option("--rebuild", o.rebuild,
                                  "With adore: evicted tokens that a generated token reads again (default: 0)")
                       ->type_name("N")

@@ -222,7 +222,9 @@ int run(Settings& s, const RunFlags& flags) {
                  {{"seen", seen.position - seen.waiting},
                   {"kept", seen.entries},
                   {"evicted", seen.evicted},
-                  {"selected", seen.selected}}},
+                  {"selected", seen.selected},
+                  {"stored", seen.stored},
+                  {"recalled", seen.recalled}}},
                 {"saturated", seen.saturated},
                 {"finish_reason", finish_name(answer.finish)},
                 {"seed", s.seed}};

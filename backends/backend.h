@@ -373,6 +373,36 @@ struct KvCompact {
   Out pos, cis;              // [run]
   KvCompactParams p;
 };
+// Copies the entries of pool and chunk that a list lacks, in order, before kv_compact overwrites them. The
+// copies may have another format than pool and chunk.
+struct KvSpill {
+  In list;
+  KvArray pool_k, pool_v, chunk_k, chunk_v;  // as for kv_compact
+  In pool_pos, pool_cis, chunk_pos, chunk_cis;
+  KvArray k, v;  // [Hkv][spill_capacity][dh]
+  Out keys;      // f32 [Hkv][spill_capacity][dh]: the keys once more
+  Out pos, cis;  // int32, f32 [Hkv][spill_capacity]
+  Out count;     // uint [1 + Hkv]: 1 + head_state, and the number of copies of each head
+  KvSpillParams p;
+};
+// Rewrites runs: of the entries, the listed ones stay, and rows come between them in the order of positions.
+// Both are ascending, and no row has the position of a listed entry. The rows' retention scores become -inf.
+// n_entries of HeadState is the number of both.
+struct KvRecall {
+  In list;
+  KvArray row_k, row_v;  // [Hkv][row_capacity][dh]; may have another format than the pool
+  In row_pos;            // int32 [Hkv][row_capacity]
+  In count;              // uint [Hkv]: rows of each head
+  KvArray k, v;          // [run][dh]
+  Out pos, cis;          // [run]
+  KvRecallParams p;
+};
+// kept[(position + row) % ring] = q[row], for the last `ring` rows of the step
+struct QueryKeep {
+  In q;      // [rows][row_stride]
+  Out kept;  // [ring][cols]
+  QueryKeepParams p;
+};
 // The state of the selection cache, per layer. The runtime clears it, and only reads `hits` and `misses`.
 struct GateState {
   uint32_t hit;         // whether this step uses the cached selection
@@ -566,6 +596,9 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kNotOnCuda = k
   OP(Attention, attention, kOnAll)        \
   OP(KvCompact, kv_compact, kOnAll)       \
   OP(KvMerge, kv_merge, kOnAll)           \
+  OP(KvSpill, kv_spill, kOnCpu)           \
+  OP(KvRecall, kv_recall, kOnCpu)         \
+  OP(QueryKeep, query_keep, kOnCpu)       \
   OP(QueryGate, query_gate, kOnAll)       \
   OP(TokenScore, token_score, kOnAll)     \
   OP(PageBounds, page_bounds, kOnAll)     \

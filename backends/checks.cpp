@@ -330,6 +330,54 @@ class Checker {
     h.compacts = name_;
   }
 
+  void operator()(const KvSpill& o) {
+    const KvSpillParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("pool_k", o.pool_k, p.head_dim, h);
+    run("pool_v", o.pool_v, p.head_dim, h);
+    run("pool_pos", o.pool_pos, h);
+    run("pool_cis", o.pool_cis, h);
+    need("list", o.list, last(p) * p.list_capacity * kWord);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      chunk("chunk_v", o.chunk_v, p);
+      chunk("chunk_pos", o.chunk_pos, last(p), p.chunk_capacity);
+      chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
+    } else {
+      h.grows = name_;
+    }
+    const uint64_t copies = last(p) * p.spill_capacity;
+    need("k", o.k.values, copies * kv_bytes(o.k.type, p.head_dim));
+    need("v", o.v.values, copies * kv_bytes(o.v.type, p.head_dim));
+    need("keys", o.keys, copies * p.head_dim * kWord);
+    need("pos", o.pos, copies * kWord);
+    need("cis", o.cis, copies * kWord);
+    need("count", o.count, (1 + last(p)) * kWord);
+    h.entries.narrow(p.spill_capacity, name_);
+  }
+
+  void operator()(const KvRecall& o) {
+    const KvRecallParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("k", o.k, p.head_dim, h);
+    run("v", o.v, p.head_dim, h);
+    run("pos", o.pos, h);
+    run("cis", o.cis, h);
+    need("list", o.list, last(p) * p.list_capacity * kWord);
+    const uint64_t rows = last(p) * p.row_capacity;
+    need("row_k", o.row_k.values, rows * kv_bytes(o.row_k.type, p.head_dim));
+    need("row_v", o.row_v.values, rows * kv_bytes(o.row_v.type, p.head_dim));
+    need("row_pos", o.row_pos, rows * kWord);
+    need("count", o.count, last(p) * kWord);
+  }
+
+  void operator()(const QueryKeep& o) {
+    const QueryKeepParams& p = o.p;
+    if (p.ring == 0) refuse("was recorded to keep no queries");
+    need("q", o.q, strided(rows(), p.row_stride, p.cols));
+    need("kept", o.kept, uint64_t(p.ring) * p.cols * kWord);
+  }
+
   void operator()(const QueryGate& o) {
     need("q", o.q, o.p.cols * kWord);
     need("cached", o.cached, o.p.cols * kWord);

@@ -359,6 +359,29 @@ struct KvCompactParams {
   uint list_capacity;
 };
 
+struct KvSpillParams {
+  uint first_head, heads;
+  uint head_dim;
+  uint chunk_capacity;  // rows between heads in the chunk buffer
+  uint head_state;
+  uint list_capacity;
+  uint spill_capacity;  // rows between heads in the copies
+};
+
+struct KvRecallParams {
+  uint first_head, heads;
+  uint head_dim;
+  uint head_state;
+  uint list_capacity;
+  uint row_capacity;  // rows between heads in the rows to put in
+};
+
+struct QueryKeepParams {
+  uint cols;        // query heads * head_dim
+  uint row_stride;  // elements between rows of q
+  uint ring;        // rows that are kept
+};
+
 struct QueryGateParams {
   uint cols;   // query heads * head_dim
   uint heads;  // KV heads

@@ -106,6 +106,8 @@ inline constexpr uint32_t kFirstSize<thimble_model_info> = offsetof(thimble_mode
 template <>
 inline constexpr uint32_t kFirstSize<thimble_stats> = offsetof(thimble_stats, saturated);
 template <>
+inline constexpr uint32_t kFirstSize<thimble_memory> = offsetof(thimble_memory, draft);
+template <>
 inline constexpr uint32_t kFirstSize<thimble_training_options> = offsetof(thimble_training_options,
                                                                           text_tokens);
 

@@ -21,7 +21,8 @@ using Options = thimble_session_options;
 #define X(type, name, at_first, values, saved) +sizeof(Options::name)
 static_assert(sizeof(Options) ==
               sizeof(Options::struct_size) + sizeof(Options::threads) + sizeof(Options::device) +
-                  sizeof(Options::heads) + sizeof(Options::budget_bytes) + sizeof(Options::retention) +
+                  sizeof(Options::heads) + sizeof(Options::budget_bytes) + sizeof(Options::recall_mem_bytes) +
+                  sizeof(Options::recall_disk_bytes) + sizeof(Options::retention) +
                   sizeof(Options::progress) + sizeof(Options::progress_user) + sizeof(Options::draft_model) +
                   reserved_bytes<Options>() THIMBLE_SESSION_OPTIONS(X));
 #undef X
@@ -93,6 +94,8 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
                  "options.threads is %u; it must be at most %u, and 0 takes one a core", o.threads,
                  kMostThreads);
   r.budget = o.budget_bytes;
+  r.recall_mem = o.recall_mem_bytes;
+  r.recall_disk = o.recall_disk_bytes;
   THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));
   request.device = device;
   request.outside = {device->info().name, o.threads, o.progress, o.progress_user};
@@ -106,6 +109,8 @@ thimble_session_options write_options(const SessionOptions& r, const OutsideOpti
   o.progress = outside.progress;
   o.progress_user = outside.progress_user;
   o.budget_bytes = r.budget;
+  o.recall_mem_bytes = r.recall_mem;
+  o.recall_disk_bytes = r.recall_disk;
   o.retention = static_cast<int32_t>(r.retention);
 #define X(type, name, at_first, values, saved) o.name = static_cast<decltype(o.name)>(r.name);
   THIMBLE_SESSION_OPTIONS(X)

@@ -74,6 +74,8 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.states = plan.states;
   m.state_slots = plan.dimensions.state_slots;
   m.streamed = paged_bytes(model, plan.paged_layers);
+  m.store = plan.store;
+  m.store_file = plan.store_file;
   m.view = plan.view;
   m.workspace = plan.workspace;
   m.io = plan.io;
@@ -437,6 +439,8 @@ thimble_status thimble_session_stats(thimble_session* session, thimble_stats* st
     value.decode_bytes = now.decode.bytes;
     value.decode_flop = now.decode.flop;
     value.saturated = now.saturated;
+    value.stored = now.stored;
+    value.recalled = now.recalled;
     write_struct(stats, value);
     return {};
   });

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/kv/page_votes.h"
+
 namespace thimble {
 
 Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights& weights,
@@ -80,6 +82,7 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
     }
     grow_queries(l);
     if (m.has_keys()) retention(l).record_queries(l);
+    if (at_.recall.list && l.model_layer().retains()) keep_asking(l);
     if (options_.watch) keep_query(l);
     attend(l, select(l));
   }
@@ -416,6 +419,7 @@ void Decoder::compact(const LayerStep& l) const {
                                  .score_capacity = 0,
                                  .chunk_capacity = options_.chunk,
                                  .list_capacity = list_capacity}});
+  if (evicts && at_.recall.list && !l.attention().window) spill(l, scores);
   l.recorder.record(KvCompact{.list = evicts ? at_.retain_list : View{},
                               .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
                               .chunk_v = l.chunk ? l.chunk_rows().v : KvArray{},
@@ -432,6 +436,64 @@ void Decoder::compact(const LayerStep& l) const {
                                     .head_state = l.head_state(),
                                     .list_capacity = list_capacity}});
   policies_.selection->record_upkeep(l);
+}
+
+// Copies what a compaction is going to evict, for the store.
+void Decoder::spill(const LayerStep& l, const RetentionPolicy::Scores& scores) const {
+  const LayerPool& pool = l.pool();
+  const RecallViews& to = at_.recall;
+  l.recorder.record(KvSpill{.list = at_.retain_list,
+                            .pool_k = pool.k,
+                            .pool_v = pool.v,
+                            .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
+                            .chunk_v = l.chunk ? l.chunk_rows().v : KvArray{},
+                            .pool_pos = pool.pos,
+                            .pool_cis = scores.pool,
+                            .chunk_pos = l.chunk ? l.chunk_rows().pos : View{},
+                            .chunk_cis = scores.chunk,
+                            .k = to.k[l.layer],
+                            .v = to.v[l.layer],
+                            .keys = to.keys,
+                            .pos = to.pos,
+                            .cis = to.cis,
+                            .count = to.spilled,
+                            .p = {.first_head = 0,
+                                  .heads = l.attention().kv_heads,
+                                  .head_dim = l.attention().head_dim,
+                                  .chunk_capacity = options_.chunk,
+                                  .head_state = l.head_state(),
+                                  .list_capacity = 1 + dimensions_.reach,
+                                  .spill_capacity = dimensions_.reach}});
+}
+
+// Replaces the entries of the layer that came from the store. The selection sees them as after an eviction.
+void Decoder::exchange(const LayerStep& l) const {
+  const LayerPool& pool = l.pool();
+  const RecallViews& from = at_.recall;
+  l.recorder.record(KvRecall{.list = from.list,
+                             .row_k = from.k[l.layer],
+                             .row_v = from.v[l.layer],
+                             .row_pos = from.pos,
+                             .count = from.rows,
+                             .k = pool.k,
+                             .v = pool.v,
+                             .pos = pool.pos,
+                             .cis = pool.cis,
+                             .p = {.first_head = 0,
+                                   .heads = l.attention().kv_heads,
+                                   .head_dim = l.attention().head_dim,
+                                   .head_state = l.head_state(),
+                                   .list_capacity = 1 + dimensions_.reach,
+                                   .row_capacity = dimensions_.reach}});
+  policies_.selection->record_upkeep(l);
+}
+
+// Keeps the queries of the latest tokens, which choose what comes back from the store.
+void Decoder::keep_asking(const LayerStep& l) const {
+  l.recorder.record(QueryKeep{
+      .q = at_.qkv,
+      .kept = at_.recall.queries[l.layer],
+      .p = {.cols = l.attention().q_cols(), .row_stride = dimensions_.qkv_cols, .ring = kAskingTokens}});
 }
 
 // After a compaction, the rows that were read again come after all other entries. This op moves them to their
@@ -686,7 +748,7 @@ uint64_t Programs::bytes() const {
   uint64_t bytes = 0;
   for (const ChunkProgram& chunk : chunks) bytes += chunk.program->bytes;
   for (const auto* program :
-       {&decode, &draft, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch, &attended})
+       {&decode, &draft, &rebuild, &embed, &upkeep, &evict, &recall, &log_prob, &kept, &watch, &attended})
     if (*program) bytes += (*program)->bytes;
   return bytes;
 }
@@ -768,6 +830,14 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(1, programs.evict, [&](Recorder& r) {
       layers(
           r, [](const RetentionTraits& t) { return t.evicts(); }, [&](const LayerStep& l) { compact(l); });
+    }));
+  if (options_.recall)
+    THIMBLE_TRY(make(1, programs.recall, [&](Recorder& r) {
+      for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        if (!model_.layers[layer].retains()) continue;
+        r.segment();
+        exchange(layer_step(r, layer, Step::kDecode));
+      }
     }));
   THIMBLE_TRY(make(kLogitRowsAtOnce, programs.log_prob, [&](Recorder& r) {
     r.segment();

@@ -28,6 +28,7 @@ struct Programs {
   std::unique_ptr<Program> upkeep;    // scores of the waiting tokens; one segment a layer, and one for the
                                       // embedding if the tokens are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
+  std::unique_ptr<Program> recall;    // exchange of entries with the store; one segment a layer
   std::unique_ptr<Program> log_prob;  // log-probabilities of the targets; runs after a tail
   // For each position of a slice, the number of heads that hold it, in layers without a window. Null: every
   // layer has a window.
@@ -74,6 +75,9 @@ class Decoder {
   void compact(const LayerStep&) const;
   void merge(const LayerStep&) const;
   void keep_query(const LayerStep&) const;
+  void keep_asking(const LayerStep&) const;
+  void spill(const LayerStep&, const RetentionPolicy::Scores&) const;
+  void exchange(const LayerStep&) const;
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
   void add_by_position(const LayerStep&, const View& weights, const SelectionPolicy::List&, bool first) const;
   void glu(Recorder&, const View& x, const Dense&) const;

@@ -69,12 +69,17 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   weights_.pager = LayerPager(*model_, plan_.paged_layers);
   THIMBLE_TRY(allocate_arenas(allocated));
   THIMBLE_TRY(record_programs());
+  THIMBLE_TRY(make_store());
   const uint64_t heads = plan_.dimensions.runs.size();
   command_.heads.resize(heads);
   if (policies_.host()) {
     held_.reserve(plan_.capacity);
     embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
   }
+  if (choice_)
+    allocated +=
+        RecallChoice::bytes(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages)) +
+        (plan_.options.recall_disk ? store_->bytes() : 0);
   allocated += stream_->bytes + programs_.bytes() + held_.capacity() * sizeof(int32_t) +
                embeddings_.size() * sizeof(float) + heads * (sizeof(HeadState) + sizeof(HeadRun)) +
                plan_.dimensions.divisions.size() * heads * sizeof(HeadRun);
@@ -217,6 +222,8 @@ Status Engine::run(std::function<void()> meanwhile) {
     if (runs_layers) weights_.pager.after(c.next - Decoder::kHead - 1);
     c.part = 0;
     ++c.next;
+    if (store_)
+      if (const Status stored = store_spilled(); !stored.ok()) return without_store(stored);
   }
   return {};
 }

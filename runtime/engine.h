@@ -5,10 +5,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "runtime/decoder.h"
+#include "runtime/kv/recall_choice.h"
 #include "runtime/plan/planner.h"
 #include "runtime/sequence_state.h"
 
@@ -121,7 +123,7 @@ class Engine {
   // ---- a sequence's data in the pool ----
 
   // Forgets what policies store of earlier tokens besides the entries.
-  Status forget() const;
+  Status forget();
   // The positions of the first entries of a head.
   Status positions(const SequenceFields&, size_t head, std::span<int32_t> positions) const;
   // Moves the entries into the runs of the state's division. Returns whether any entry moved.
@@ -140,6 +142,20 @@ class Engine {
   }
   // The arrays in the order of a session file's body.
   std::vector<Array> arrays(const SequenceFields&, bool logits) const;
+
+  // ---- the store of evicted entries ----
+
+  // Null without a store.
+  const RecallStore* store() const { return store_ ? &*store_ : nullptr; }
+  RecallStore* store() { return store_ ? &*store_ : nullptr; }
+  bool holds_stored() const { return store_ && !store_->empty(); }
+  // Brings the pages of the store back into the runs for which the queries of the latest tokens vote, in
+  // place of those that came back before. After Interrupted, another call continues.
+  Status recall(SequenceState&);
+  // Continues with the store's pages in a file, which were checked.
+  Status restore_store(std::span<const uint32_t> counts, std::span<const std::byte> saved);
+  // Takes all entries that came from the store out of the runs. The store still has them.
+  Status put_back(SequenceState&);
 
   // ---- a smaller pool ----
 
@@ -179,6 +195,11 @@ class Engine {
   Status check_smaller(uint32_t pool, std::span<const HeadRun> then, const SequenceState&) const;
   void fill(const Step&, const SequenceState&);
   void fill_heads(const Step&, const SequenceState&);
+  Status make_store();
+  Status store_spilled();
+  Status without_store(const Status& why);
+  Status list_own(const AttentionMixer&, const SequenceState&);
+  Status exchange(uint32_t layer, uint32_t segment, SequenceState&);
   Status score_on_host(HostControl&, Step&, const SequenceState&);
   Status copy_to(Engine& twin, const SequenceState&) const;
   Status move_head(size_t head, uint64_t from, uint64_t to, uint64_t entries) const;
@@ -199,6 +220,8 @@ class Engine {
   uint32_t tail_ = 0;
   Command command_;
   std::atomic<bool> interrupted_ = false;
+  std::optional<RecallStore> store_;
+  std::optional<RecallChoice> choice_;
   // Scratch memory of retention policies that score on the host: positions of entries, and embeddings
   // [kNotedAtOnce][d_model].
   std::vector<int32_t> held_;

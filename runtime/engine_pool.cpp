@@ -6,8 +6,9 @@
 
 namespace thimble {
 
-Status Engine::forget() const {
+Status Engine::forget() {
   THIMBLE_TRY(set_saturated(0));
+  if (store_) store_->clear();
   return policies_.selection->clear(*device_);
 }
 
@@ -90,6 +91,8 @@ std::vector<Engine::Array> Engine::arrays(const SequenceFields& state, bool logi
     for (const uint32_t slot : layer.slots ? state.used_slots() : std::vector<uint32_t>())
       all.push_back(slot == kNoState ? Array{{nullptr, 0, layer.slot(0).bytes}, Array::kWithoutRoom}
                                      : Array{layer.slot(slot), Array::kPlain});
+  for (const View& queries : layout_.recall.queries)
+    if (queries) all.push_back({queries, Array::kPlain});
   if (logits)
     all.push_back({layout_.logits.slice(0, uint64_t(model_->output.rows) * sizeof(float)), Array::kLogits});
   std::vector<View> carried;
@@ -115,6 +118,7 @@ Status Engine::copy_to(Engine& twin, const SequenceState& state) const {
     return device_->copy(twin.layout_.saturated, layout_.saturated);
   };
   THIMBLE_TRY(copy_pool());
+  if (store_) THIMBLE_TRY(twin.store_->copy_from(*store_));
   THIMBLE_TRY(device_->copy({twin.io_.get(), 0, io_->size}, {io_.get(), 0, io_->size}));
   // If there are no host_logits, the logits are in io.
   return layout_.host_logits ? device_->copy(twin.layout_.logits, layout_.logits) : Status();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/kv/page_votes.h"
+
 namespace thimble {
 
 uint32_t SequenceFields::most_entries() const { return *std::max_element(entries.begin(), entries.end()); }
@@ -106,6 +108,7 @@ const char* SequenceFields::fault(const Setting& setting, std::span<const HeadRu
   if (unscored > unscored_rows(o) || unscored > read ||
       unscored_tokens.size() != (again_rows(o) ? unscored : 0))
     return "it has too many tokens without scores";
+  if (asking > std::min<uint64_t>(o.recall ? kAskingTokens : 0, read)) return "it has too many queries";
   const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeadRun& run = runs[i];
@@ -114,9 +117,10 @@ const char* SequenceFields::fault(const Setting& setting, std::span<const HeadRu
     const HeadRun& other = runs[owner.first_run];
     const bool alike =
         (windowed || !setting.dimensions.moves) && run.keep == other.keep && run.capacity == other.capacity;
-    if (entries[i] > run.capacity || entries[i] > read || entries[i] < unbroken ||
+    if (entries[i] > run.capacity || recalled[i] > std::min(run.recall, entries[i]) ||
+        own(i) > run.capacity - run.recall || entries[i] > read || own(i) < unbroken ||
         (!run.evicts && (entries[i] != read || entries[i] + waiting.size() > run.capacity)) ||
-        (!windowed && entries[i] < unscored) || (alike && entries[i] != entries[owner.first_run]))
+        (!windowed && entries[i] < unscored) || (alike && own(i) != own(owner.first_run)))
       return "its heads hold invalid entries";
   }
   if (has_logits > 1 || arg_max < -1 ||
@@ -146,14 +150,17 @@ const char* SequenceFields::fault_of_states(const Dimensions& d) const {
 
 SequenceState::SequenceState(size_t heads, Sampler its_sampler) : sampler(std::move(its_sampler)) {
   entries.resize(heads);
+  recalled.resize(heads);
 }
 
 void SequenceState::reset() {
-  std::vector<uint32_t> none = std::move(entries);
+  std::vector<uint32_t> none = std::move(entries), none_recalled = std::move(recalled);
   std::fill(none.begin(), none.end(), 0);
+  std::fill(none_recalled.begin(), none_recalled.end(), 0);
   const SequenceFields nothing;
   SequenceFields::operator=(nothing);  // copied, so that the lists keep their memory
   entries = std::move(none);
+  recalled = std::move(none_recalled);
   sampler.reset();
   constraint.reset();
 }
@@ -188,6 +195,7 @@ void SequenceState::drop_to(uint64_t position) {
   read = position;
   for (uint32_t& count : entries) count -= dropped;
   unscored -= std::min(unscored, dropped);
+  asking -= std::min(asking, dropped);
   unscored_tokens.resize(std::min<size_t>(unscored_tokens.size(), unscored));
   ++generation;
   attended = Attended::kUnknown;
@@ -203,7 +211,7 @@ void SequenceState::restore(const SequenceFields& fields, const Sampler::Saved& 
 uint64_t SequenceState::host_bytes() const {
   return sampler.bytes() +
          (waiting.capacity() + unscored_tokens.capacity() + recent.capacity()) * sizeof(int32_t) +
-         snapshots.capacity() * sizeof(Snapshot) + entries.size() * sizeof(uint32_t);
+         snapshots.capacity() * sizeof(Snapshot) + (entries.size() + recalled.size()) * sizeof(uint32_t);
 }
 
 }  // namespace thimble

@@ -41,6 +41,8 @@ struct SequenceFields : SequenceNumbers {
   std::vector<int32_t> waiting;          // tokens that were fed and are not read yet
   std::vector<int32_t> unscored_tokens;  // the tokens that `unscored` counts, if they are read again
   std::vector<uint32_t> entries;         // entries that each head holds
+  std::vector<uint32_t> recalled;        // those of `entries` that came back from the store
+  uint32_t asking = 0;  // the latest tokens whose queries are kept, so that they can call back entries
   // Of models with recurrent layers only. The snapshots have ascending positions from the latest eviction on.
   // A rewind restores one, and reads the recent tokens after it again. The beginning of the text needs none.
   std::vector<Snapshot> snapshots;
@@ -58,6 +60,8 @@ struct SequenceFields : SequenceNumbers {
   // The earliest position that a rewind can reach.
   uint64_t earliest() const;
   uint32_t most_entries() const;
+  // The entries of a head that did not come back from the store.
+  uint32_t own(size_t head) const { return entries[head] - recalled[head]; }
   void forget_logits();
   // A slot that holds neither the current states nor a snapshot.
   uint32_t free_slot() const;

@@ -145,6 +145,10 @@ Result<SessionStats> Session::stats() const {
                      .decode_seconds = state_.decode_seconds,
                      .prefill = state_.prefill,
                      .decode = state_.decode};
+  if (const RecallStore* store = engine_->store()) {
+    stats.stored = store->entries() / state_.entries.size();
+    stats.recalled = *std::max_element(state_.recalled.begin(), state_.recalled.end());
+  }
   // The tokens of an interrupted run also count as part of the stream.
   if (run_.work == Work::kDecode || run_.work == Work::kDraft) ++stats.waiting;
   if (run_.work == Work::kChunk && !run_.waiting) stats.waiting += run_.step.n_rows;

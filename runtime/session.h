@@ -35,6 +35,8 @@ struct SessionStats {
   // evicted.
   uint64_t evicted = 0, evictions = 0;
   uint64_t saturated = 0;  // keys and values outside f16's range
+  uint64_t stored = 0;     // entries in the store, as a mean over layers and heads, recalled or not
+  uint32_t recalled = 0;   // entries that came from the store, of the head that has the most
   uint64_t generated = 0;
   uint64_t selected = 0;
   uint64_t cache_hits = 0, cache_misses = 0;
@@ -107,6 +109,10 @@ class Session {
   const MemoryPlan& plan() const { return engine_->plan(); }
   // The bytes that this session and its clones hold, as reported by the allocators.
   uint64_t allocated() const { return engine_->allocated(); }
+  // The store of evicted entries, or null. Only tests change it.
+  RecallStore* store() { return engine_->store(); }
+  // The bytes of memory that it takes.
+  uint64_t store_bytes() const { return engine_->store() ? engine_->store()->bytes() : 0; }
   Result<SessionStats> stats() const;
   const Model& model() const { return engine_->model(); }
   // The number of rows for which every head has room.
@@ -176,6 +182,7 @@ class Session {
   Run eviction_run(bool ends_prompt) const;
   Status upkeep();
   Status evict();
+  Status recall_in_time();
   Step new_rows(Program&, uint32_t rows) const;
 
   // The stream.

@@ -13,8 +13,14 @@ namespace thimble {
 namespace {
 
 constexpr char kMagic[8] = {'t', 'h', 'i', 'm', 'b', 'l', 'e', 'S'};
-// Files of recurrent models have version 2, which adds SavedStates and its lists.
-constexpr uint32_t kVersion = 1, kVersionWithStates = 2;
+// A version is 1 plus the sum of what the file has in addition: states of recurrent models (SavedStates and
+// its lists), and a store of evicted entries (SavedStore and SavedRecall).
+constexpr uint32_t kVersion = 1, kWithStates = 1, kWithStore = 2, kNewestVersion = 4;
+uint32_t version_of(const SavedSession& s) {
+  return kVersion + (s.sequence.state_slot != kNoState ? kWithStates : 0) +
+         (s.store_pages.empty() ? 0 : kWithStore);
+}
+bool has(uint32_t version, uint32_t part) { return ((version - kVersion) & part) != 0; }
 
 struct SavedHead {
   char magic[8];
@@ -31,11 +37,18 @@ struct SavedStates {
 struct SavedSnapshot {
   uint64_t position, ends_prompt;
 };
+struct SavedStore {
+  uint64_t asking;
+};
+struct SavedRecall {
+  uint32_t recalled, pages;
+};
 struct SavedRun {
   uint32_t entries, keep, capacity;
 };
 // These structs are written as they are in memory. If a size changes, the version must be increased.
 static_assert(std::has_unique_object_representations_v<SavedRun> &&
+              std::has_unique_object_representations_v<SavedRecall> &&
               std::has_unique_object_representations_v<SavedSnapshot> &&
               std::has_unique_object_representations_v<Sampler::Accepted>);
 static_assert(sizeof(SequenceNumbers) == 136 && sizeof(SamplerOptions) == 32 && sizeof(SavedHead) == 248);
@@ -67,6 +80,19 @@ bool read_states(ByteReader& in, SequenceFields& sequence) {
   return true;
 }
 
+bool read_store(ByteReader& in, uint32_t runs, SessionFile& file) {
+  SavedStore store;
+  std::vector<SavedRecall> all;
+  if (!in.read(store) || !read_values(in, runs, all)) return false;
+  file.sequence.recalled.resize(all.size());
+  file.sequence.asking = static_cast<uint32_t>(std::min<uint64_t>(store.asking, UINT32_MAX));
+  for (size_t i = 0; i < all.size(); ++i) {
+    file.sequence.recalled[i] = all[i].recalled;
+    file.store_pages.push_back(all[i].pages);
+  }
+  return true;
+}
+
 bool read_settings(std::string_view text, std::vector<NamedSetting>& settings) {
   while (!text.empty()) {
     const size_t end = text.find('\n'), space = text.find(' ');
@@ -83,8 +109,7 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
   for (const NamedSetting& setting : s.settings) settings += setting.name + " " + setting.value + "\n";
   SavedHead head{};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
-  const bool states = s.sequence.state_slot != kNoState;
-  head.version = states ? kVersionWithStates : kVersion;
+  head.version = version_of(s);
   head.runs = static_cast<uint32_t>(s.pools.size());
   head.settings_bytes = settings.size();
   head.waiting = s.sequence.waiting.size();
@@ -105,7 +130,7 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
   }
   put(bytes, s.sequence.waiting.data(), s.sequence.waiting.size());
   put(bytes, s.sequence.unscored_tokens.data(), s.sequence.unscored_tokens.size());
-  if (states) {
+  if (has(head.version, kWithStates)) {
     const SavedStates counts{s.sequence.snapshots.size(), s.sequence.recent.size()};
     put(bytes, &counts, 1);
     for (const Snapshot& snapshot : s.sequence.snapshots) {
@@ -113,6 +138,14 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
       put(bytes, &saved, 1);
     }
     put(bytes, s.sequence.recent.data(), s.sequence.recent.size());
+  }
+  if (has(head.version, kWithStore)) {
+    const SavedStore store{s.sequence.asking};
+    put(bytes, &store, 1);
+    for (size_t i = 0; i < s.store_pages.size(); ++i) {
+      const SavedRecall recall{s.sequence.recalled[i], s.store_pages[i]};
+      put(bytes, &recall, 1);
+    }
   }
   put(bytes, s.sampler.accepted.data(), s.sampler.accepted.size());
   put(bytes, note.data(), note.size());
@@ -150,10 +183,10 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   SavedHead head;
   if (!in.read(head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0)
     return error(Code::kFormat, "%s is not a saved session", s.name.c_str());
-  if (head.version != kVersion && head.version != kVersionWithStates)
+  if (head.version < kVersion || head.version > kNewestVersion)
     return error(Code::kFormat,
                  "%s is a saved session of version %u, and this library reads up to version %u",
-                 s.name.c_str(), head.version, kVersionWithStates);
+                 s.name.c_str(), head.version, kNewestVersion);
   static_cast<SequenceNumbers&>(s.sequence) = head.numbers;
   s.sampler.options = head.sampler;
   s.sampler.random = head.random;
@@ -164,8 +197,10 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   const bool whole = in.take(head.settings_bytes, settings) && read_values(in, head.runs, runs) &&
                      read_values(in, head.waiting, s.sequence.waiting) &&
                      read_values(in, head.unscored, s.sequence.unscored_tokens) &&
-                     (head.version == kVersion || read_states(in, s.sequence)) &&
+                     (!has(head.version, kWithStates) || read_states(in, s.sequence)) &&
+                     (!has(head.version, kWithStore) || read_store(in, head.runs, s)) &&
                      read_values(in, head.accepted, s.sampler.accepted) && in.take(head.note_bytes, note);
+  s.sequence.recalled.resize(runs.size());
   for (const SavedRun& run : runs) {
     s.sequence.entries.push_back(run.entries);
     s.pools.push_back({run.keep, run.capacity});
@@ -198,7 +233,7 @@ std::string SessionFile::info() const {
     most = std::max(most, count);
   }
   JsonWriter json;
-  json.number("version", sequence.state_slot == kNoState ? kVersion : kVersionWithStates);
+  json.number("version", version_of(*this));
   json.number("bytes", file.size());
   json.number("position", sequence.position());
   json.number("read", sequence.read);

@@ -9,15 +9,15 @@
 //   runs             SavedRun of every head, [layer][kv head]
 //   waiting          int32: tokens that were fed and are not read yet
 //   unscored         int32: tokens that will be read again
-//   states           of recurrent models (version 2): SavedStates, SavedSnapshot of every snapshot, and
-//   int32:
-//                    the tokens that were read since the latest eviction
+//   states           of recurrent models (version 2): SavedStates, SavedSnapshot of every snapshot
+//                    and int32: the tokens that were read since the latest eviction
+//   store            with a store of evicted entries (versions 3 and 4): SavedStore, SavedRecall of heads
 //   accepted         Sampler::Accepted: the sampler's history, oldest first
 //   note             bytes that the caller chose
 //   checksum         uint64 of everything before it
 //   body             by layer and head the keys, values, positions and scores of the entries held;
 //                    by layer the states of recurrent models, the current ones and then the snapshots';
-//                    the logits; the policies' arrays
+//                    the queries that call back entries; the logits; the policies' arrays; the store's pages
 //   checksum         uint64 of everything before it
 #pragma once
 
@@ -47,7 +47,8 @@ struct SavedSession {
   Sampler::Saved sampler;
   char held_text[8] = {};  // an incomplete code point at the end of the answer, padded with zeros
   std::vector<NamedSetting> settings;
-  std::vector<SavedPool> pools;  // of every head
+  std::vector<SavedPool> pools;       // of every head
+  std::vector<uint32_t> store_pages;  // of every head; empty without a store of evicted entries
 };
 
 // Writes the next bytes of a file.

@@ -115,6 +115,7 @@ void Session::commit_chunk(const Run& run) {
   state_.attended = listed ? Attended::kList : Attended::kEverything;
   state_.forget_logits();
   if (run.logits) note_logits();
+  if (options().recall) state_.asking = std::min(kAskingTokens, state_.asking + rows);
   engine_->count_entries(state_);
   keep_states(run.logits);
   ++state_.generation;
@@ -127,6 +128,7 @@ void Session::commit_token() {
   state_.decode += cost_.run(engine_->step().n_rows, entries, false, true);
   state_.selecting += selection().cost(model(), options(), entries + 1);
   if (unscored_rows(options())) ++state_.unscored;
+  if (options().recall) state_.asking = std::min(kAskingTokens, state_.asking + 1);
   state_.attended = selects() ? Attended::kList : Attended::kEverything;
   note_logits();
   engine_->count_entries(state_);
@@ -180,7 +182,18 @@ Session::Run Session::eviction_run(bool ends_prompt) const {
 
 Status Session::upkeep() { return state_.unscored ? start(upkeep_run(false, false)) : Status(); }
 
-Status Session::evict() { return start(state_.unscored ? upkeep_run(true, false) : eviction_run(false)); }
+// Entries that came from the store leave first, so that retentions see none of them.
+Status Session::evict() {
+  THIMBLE_TRY(engine_->put_back(state_));
+  return start(state_.unscored ? upkeep_run(true, false) : eviction_run(false));
+}
+
+// Whether the latest tokens call back evicted entries before the next one is read.
+Status Session::recall_in_time() {
+  const uint32_t every = options().recall_every;
+  const bool due = every && (state_.read % every == 0 || state_.last_eviction == state_.read);
+  return due ? engine_->recall(state_) : Status();
+}
 
 // ---- room ----
 
@@ -190,8 +203,8 @@ Status Session::evict() { return start(state_.unscored ? upkeep_run(true, false)
 bool Session::fits(uint32_t rows, bool evicts) const {
   for (size_t i = 0; i < state_.entries.size(); ++i) {
     const HeadRun& run = runs()[i];
-    if (evicts && run.evicts && state_.entries[i] <= run.keep) continue;
-    if (state_.entries[i] + rows > run.capacity) return false;
+    if (evicts && run.evicts && state_.own(i) <= run.keep) continue;
+    if (state_.own(i) + rows > run.capacity - run.recall) return false;
   }
   return true;
 }
@@ -213,7 +226,7 @@ Status Session::make_room(uint32_t rows, bool evicts) {
 uint32_t Session::room() const {
   uint32_t room = UINT32_MAX;
   for (size_t i = 0; i < state_.entries.size(); ++i)
-    room = std::min(room, runs()[i].capacity - state_.entries[i]);
+    room = std::min(room, runs()[i].capacity - runs()[i].recall - state_.own(i));
   return room;
 }
 
@@ -254,6 +267,7 @@ Status Session::evict_to(const MemoryPlan& smaller) {
 
 Result<uint64_t> Session::shrink(uint32_t pool) {
   THIMBLE_TRY(begin(Call::kNone, {}));
+  THIMBLE_TRY(engine_->put_back(state_));
   THIMBLE_LET(smaller, engine_->smaller_plan(pool, state_));
   THIMBLE_TRY(evict_to(smaller));
   return engine_->release(smaller, state_);

@@ -79,8 +79,9 @@ std::vector<NamedSetting> saved_settings(const Engine& engine) {
       {"retention", policy_name(o.retention)},
       {"heads", o.retainer ? text_of(*o.retainer) : "none"},
   };
-#define X(type, name, at_first, values, saved)                      \
-  if (saved == Saved::kYes || (saved == Saved::kOnHost && on_host)) \
+#define X(type, name, at_first, values, saved)                        \
+  if (saved == Saved::kYes || (saved == Saved::kOnHost && on_host) || \
+      (saved == Saved::kWithStore && o.recall))                       \
     settings.push_back({#name, text_of(o.name, values)});
   THIMBLE_SESSION_OPTIONS(X)
 #undef X
@@ -94,6 +95,8 @@ std::vector<NamedSetting> saved_settings(const Engine& engine) {
 SavedSession Session::saved() const {
   SavedSession s{.sequence = state_, .sampler = state_.sampler.saved(), .settings = saved_settings(*engine_)};
   for (const HeadRun& run : runs()) s.pools.push_back({run.keep, run.capacity});
+  if (const RecallStore* store = engine_->store())
+    s.store_pages.assign(store->counts().begin(), store->counts().end());
   return s;
 }
 
@@ -104,7 +107,8 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
   SavedSession session = saved();
   held_text.copy(session.held_text, sizeof session.held_text - 1);
   const std::vector<Engine::Array> arrays = engine_->arrays(state_, state_.has_logits);
-  const uint64_t bytes = bytes_of(arrays);
+  const RecallStore* store = engine_->store();
+  const uint64_t bytes = bytes_of(arrays) + (store ? store->saved_bytes(store->counts()) : 0);
   const auto write_body = [&](const WriteBytes& out) -> Status {
     // Memory that the host shares is written without a copy.
     const bool shared = engine_->device().info().unified;
@@ -116,7 +120,7 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
         if (!shared) THIMBLE_TRY(engine_->device().read(staging.data(), part));
         THIMBLE_TRY(out(shared ? on_host<std::byte>(part) : staging.data(), part.bytes));
       }
-    return {};
+    return store ? store->save(out) : Status();
   };
   return write_session_file(session, note, bytes, write_body, write);
 }
@@ -153,6 +157,11 @@ Status Session::check_settings(const SessionFile& file, std::span<const HeadRun>
   if (file.settings.size() != settings.size())
     return file.damaged("it has settings that this library does not know");
   if (file.pools.size() != runs.size()) return file.damaged("it has another number of heads");
+  const uint32_t pages = plan().store_pages;
+  if (file.store_pages.empty() != !engine_->store()) return file.damaged("its store and its settings differ");
+  for (size_t i = 0; i < file.store_pages.size(); ++i)
+    if (file.store_pages[i] > pages)
+      return refuse("pages of a head in the store", count(file.store_pages[i]), count(pages));
   for (size_t i = 0; i < runs.size(); ++i) {
     const SavedPool& theirs = file.pools[i];
     const std::string name = " of layer " + std::to_string(model().layer_of_run[i]) + ", KV head " +
@@ -179,6 +188,9 @@ Status Session::check_body(const SessionFile& file, std::span<const Engine::Arra
     if (array.kind == Engine::Array::kLogits && s.arg_max >= 0 && !are_finite(bytes))
       return file.damaged("its logits are not finite");
   }
+  if (const RecallStore* store = engine_->store())
+    if (const char* fault = store->fault(file.store_pages, file.body.subspan(at), s.read, s.recalled))
+      return file.damaged(fault);
   const Held held = engine_->held(s);
   if (!retention().can_carry(held, of_retention))
     return file.damaged("its retention leads out of what is held");
@@ -200,7 +212,8 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   if (!Sampler::check(file.sampler.options).ok()) return file.damaged("its sampler cannot be");
   if (const uint32_t slots = engine_->dimensions().state_slots) s.number_slots(slots - 2);
   const std::vector<Engine::Array> arrays = engine_->arrays(s, s.has_logits);
-  if (bytes_of(arrays) != file.body.size())
+  const RecallStore* store = engine_->store();
+  if (bytes_of(arrays) + (store ? store->saved_bytes(file.store_pages) : 0) != file.body.size())
     return file.damaged("its arrays are not as large as its head says");
   THIMBLE_TRY(file.check_body());
   THIMBLE_TRY(check_body(file, arrays));
@@ -216,6 +229,8 @@ Status Session::take(SessionFile& file, std::span<const Engine::Array> arrays) {
     if (array.kind != Engine::Array::kWithoutRoom) THIMBLE_TRY(engine_->device().write(array.view, from));
     from += array.view.bytes;
   }
+  const size_t body_left = static_cast<size_t>(file.body.data() + file.body.size() - from);
+  THIMBLE_TRY(engine_->restore_store(file.store_pages, {from, body_left}));
   THIMBLE_TRY(engine_->set_saturated(static_cast<uint32_t>(file.sequence.saturated)));
   file.sequence.forget_snapshots_without_slot();
   state_.restore(file.sequence, file.sampler);

@@ -63,6 +63,7 @@ Status Session::note_tokens(std::span<const int32_t> tokens) {
 // otherwise all rows stay. `last`: the compaction protects no stabilizers.
 Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   THIMBLE_TRY(upkeep());
+  if (evicts) THIMBLE_TRY(engine_->put_back(state_));
   THIMBLE_TRY(make_room(rows, evicts));
   THIMBLE_TRY(set_tokens(std::span(state_.waiting).first(rows)));
   const bool logits = rows == state_.waiting.size() && (!evicts || last);
@@ -107,7 +108,11 @@ Status Session::flush_waiting() {
     if (engine_->dimensions().evicts && waiting > o.local) {
       const uint32_t rows = std::min(o.chunk, waiting - o.local);
       THIMBLE_TRY(read_waiting(rows, true, rows == waiting - o.local));
+    } else if (waiting > 1 && engine_->holds_stored()) {
+      THIMBLE_TRY(read_waiting(std::min(o.chunk, waiting - 1), false, false));
     } else {
+      // The question's last token attends to what the tokens before it call back.
+      THIMBLE_TRY(engine_->recall(state_));
       THIMBLE_TRY(read_waiting(std::min(o.chunk, waiting), false, false));
     }
   }
@@ -188,6 +193,7 @@ Status Session::append_token(int32_t token, bool generated) {
   THIMBLE_TRY(leave_draft(true));
   if (state_.unscored && state_.unscored == unscored_rows(options())) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
+  THIMBLE_TRY(recall_in_time());
   THIMBLE_TRY(set_tokens({&token, 1}));
   std::array<int32_t, kLogitRowsAtOnce> tokens{token};
   THIMBLE_LET(drafted, generated ? guess(std::span(tokens).subspan(1)) : 0u);
@@ -273,8 +279,11 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   const uint32_t batch = options().chunk;
   if (!again || state_.unscored == batch) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
-  const uint32_t rows =
-      static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), batch - state_.unscored, room()}));
+  THIMBLE_TRY(recall_in_time());
+  const uint32_t every = options().recall_every;
+  const uint64_t before_recall = every ? every - state_.read % every : UINT64_MAX;
+  const uint32_t rows = static_cast<uint32_t>(
+      std::min<uint64_t>({tokens.size(), batch - state_.unscored, room(), before_recall}));
   THIMBLE_TRY(set_tokens(tokens.first(rows)));
   unfinished_.taken += rows;
   unfinished_.slice = rows;

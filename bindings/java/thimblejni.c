@@ -68,7 +68,7 @@ static const Row kMemory[] = {I(pool),          I(capacity),
                               J(host_tables),   I(largest_position),
                               I(selection_pays), J(states),
                               J(state_slots),   J(draft),
-                              J(streamed)};
+                              J(streamed),      J(store),         J(store_file)};
 #undef STRUCT
 
 #define STRUCT thimble_stats
@@ -76,7 +76,7 @@ static const Row kStats[] = {I(entries),       J(position),       J(waiting),   
                              J(evictions),     J(generated),      J(selected),        J(cache_hits),
                              J(cache_misses),  J(prefill_tokens), D(prefill_seconds), D(decode_seconds),
                              D(prefill_bytes), D(prefill_flop),   D(decode_bytes),    D(decode_flop),
-                             J(saturated)};
+                             J(saturated),     J(stored),         J(recalled)};
 #undef STRUCT
 
 #define STRUCT thimble_session_options
@@ -86,7 +86,9 @@ static const Row kOptions[] = {
     I(selection), I(select_k),     I(select_init), I(select_local),   F(select_theta),
     I(vote),      I(vote_scale),   I(vote_window), I(select_prefill), I(positions),
     I(context),   I(seed),         I(select_page), I(dense_layers),   I(watch),
-    I(rebuild),   I(rebuild_every), I(draft),      I(draft_tokens)};
+    I(rebuild),   I(rebuild_every), I(draft),      I(draft_tokens),
+    I(recall_format), J(recall_mem_bytes), I(recall), I(recall_every),
+    J(recall_disk_bytes)};
 #undef STRUCT
 
 #define STRUCT thimble_sampler_options

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 10; // THIMBLE_ABI that this file was written for; a library with a larger number works too
+const ABI = 11; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -58,12 +58,13 @@ export const structs = {
       ...fields('int32_t', 'vote vote_scale'), ...fields('uint32_t', 'vote_window select_prefill'), positions: 'int32_t',
       ...fields('uint32_t', 'context seed'), ...fields('void *', 'progress progress_user'),
       ...fields('uint32_t', 'select_page dense_layers watch rebuild rebuild_every'), ...fields('int32_t', 'draft'),
-      ...fields('uint32_t', 'draft_tokens reserved'), draft_model: 'void *' }),
+      ...fields('uint32_t', 'draft_tokens'), recall_format: 'int32_t', draft_model: 'void *',
+      recall_mem_bytes: 'uint64_t', ...fields('uint32_t', 'recall recall_every'), recall_disk_bytes: 'uint64_t' }),
   thimble_memory: koffi.struct('thimble_memory',
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),
       ...fields('uint32_t', 'largest_position selection_pays'),
-      ...fields('uint64_t', 'states state_slots draft streamed') }),
+      ...fields('uint64_t', 'states state_slots draft streamed store store_file') }),
   thimble_sampler_options: koffi.struct('thimble_sampler_options',
     { struct_size: 'uint32_t', temperature: 'float', top_k: 'uint32_t', ...fields('float', 'top_p min_p repeat_penalty'),
       ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t' }),
@@ -71,7 +72,7 @@ export const structs = {
     { ...fields('uint32_t', 'struct_size entries'),
       ...fields('uint64_t', 'position waiting evicted evictions generated selected cache_hits cache_misses prefill_tokens'),
       ...fields('double', 'prefill_seconds decode_seconds prefill_bytes prefill_flop decode_bytes decode_flop'),
-      saturated: 'uint64_t' }),
+      ...fields('uint64_t', 'saturated stored recalled') }),
 };
 
 // $THIMBLE_LIBRARY, else the library beside this file, else what the system's loader finds.

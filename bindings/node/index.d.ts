@@ -41,6 +41,11 @@ export interface SessionOptions {
   rebuildEvery?: number;
   draft?: 'none' | 'lookup';
   draftTokens?: number;
+  recallFormat?: number;
+  recallMemBytes?: number;
+  recall?: number;
+  recallEvery?: number;
+  recallDiskBytes?: number;
 }
 
 /** thimble_sampler_options; by default the most likely token is taken. */
@@ -108,6 +113,8 @@ export interface Memory {
   stateSlots: number;
   draft: number;
   streamed: number;
+  store: number;
+  storeFile: number;
 }
 
 /** thimble_stats. */
@@ -129,6 +136,8 @@ export interface Stats {
   decodeBytes: number;
   decodeFlop: number;
   saturated: number;
+  stored: number;
+  recalled: number;
 }
 
 export interface Device {

@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 10
+#define THIMBLE_ABI 11
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -587,12 +587,18 @@ typedef struct thimble_session_options {
   uint32_t rebuild;             /* ADORE: evicted tokens that a generated token reads again, at most 63; 0: none */
   uint32_t rebuild_every;       /* ADORE: generated tokens from one such reading to the next; 0: 1 */
   int32_t draft;                /* THIMBLE_DRAFT_*: guess the next tokens and read them in one step; what is generated
-                                   has the same distribution. Not with a selection, TOVA, ADORE or watch */
+                                   has the same distribution. Not with a selection, TOVA, ADORE, watch or a store */
   uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
                                    how many guesses are right */
-  uint32_t reserved;
+  int32_t recall_format;        /* how the store has keys and values: 0: f16 (default), 1: q8_0, 2: q4_0 */
   const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
                                    in the plan and in the budget. Free it after the session */
+  uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
+                                   and what is evicted is gone. Needs a retention that evicts, not ADORE */
+  uint32_t recall;              /* entries of each head that come back from the store; the queries at the end of the
+                                   prompt and of generated tokens choose them; 0: 512 with a store */
+  uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32 */
+  uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index */
 } thimble_session_options;
 
 /* Fill in the defaults. `struct_size` is sizeof *options. */
@@ -630,6 +636,8 @@ typedef struct thimble_memory {
   uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
                            pool, workspace and io */
   uint64_t streamed; /* the part of `mapped` that does not fit in memory, so that each step reads it again; 0: none */
+  uint64_t store;       /* host memory of the store of evicted entries: in no other number */
+  uint64_t store_file;  /* the temporary file of evicted entries; its index is part of `io` */
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.
@@ -862,6 +870,8 @@ typedef struct thimble_stats {
      multiply-add counts as two operations. */
   double prefill_bytes, prefill_flop, decode_bytes, decode_flop;
   uint64_t saturated;       /* numbers in keys and values that exceeded the range of f16 and were clamped */
+  uint64_t stored;          /* entries in the store of evicted ones, mean over layers and heads, recalled or not */
+  uint64_t recalled;        /* entries that came back from the store, in the pool of the head that holds most of them */
 } thimble_stats;
 
 /* The session's counters. Set stats->struct_size first. */

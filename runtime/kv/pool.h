@@ -23,6 +23,7 @@ struct HeadRun {
   uint32_t first = 0;                            // index of its first entry
   uint32_t capacity = 0;                         // entries for which it has room
   uint32_t keep = 0;                             // entries that an eviction keeps
+  uint32_t recall = 0;                           // part of the capacity for entries from the store
   uint32_t protect_first = 0, protect_last = 0;  // stay whatever their scores, between chunks
   bool evicts = false;
 };

@@ -44,6 +44,17 @@ struct ChunkRows {
   View cis;      // f32 [kv head][chunk] retention scores; empty if nothing is evicted
 };
 
+// The buffers through which entries go to the store and come back, for one layer at a time, and the queries
+// that call them back. Except for the queries, all are in io. Empty without a store.
+struct RecallViews {
+  std::vector<KvArray> k, v;  // [kv head][reach][dh] of each layer, in the store's format, in one place
+  View keys;                  // f32 [kv head][reach][dh]
+  View pos, cis;              // [kv head][reach]
+  View spilled, rows;         // uint [1 + kv head]: see kv_spill; uint [kv head]: see kv_recall
+  View list;                  // [kv head][1 + reach]
+  std::vector<View> queries;  // f32 [kAskingTokens][H dh] of each layer
+};
+
 struct Layout {
   std::vector<LayerPool> layers;  // a layer that reads the keys of an earlier one has the arrays of that one
   // The states of each layer's recurrent mixer, in slots. Empty: it has none.
@@ -82,6 +93,7 @@ struct Layout {
   View host_logits, embedding_rows, layer_embedding_rows;
   // Sums over heads for the positions of a slice of the text, f32 [kPositionsAtOnce].
   View position_sums;
+  RecallViews recall;
   // With options.watch: the last token's queries in each layer, f32 [H dh]. Between steps, query_score
   // computes from them the sums of one layer, [H][kQueryScoreSums], and the weights of each layer, [entries
   // of the layer].

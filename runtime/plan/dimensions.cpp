@@ -14,7 +14,8 @@ HeadRun full_run(const SessionOptions& o, uint32_t keep) {
   run.evicts = traits(o.retention).evicts();
   run.keep = keep;
   // Rows that are read again stay in the pool until the second reading.
-  run.capacity = keep + std::max(o.local + o.max_new, again_rows(o));
+  run.recall = o.recall;
+  run.capacity = keep + std::max(o.local + o.max_new, again_rows(o)) + run.recall;
   run.protect_first = std::min(o.protect_init, keep);
   run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
   return run;

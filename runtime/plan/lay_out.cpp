@@ -78,6 +78,39 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   return chunks;
 }
 
+DType recall_dtype(const AttentionMixer& m, const SessionOptions& o) {
+  constexpr DType kTypes[] = {DType::kF16, DType::kQ8_0, DType::kQ4_0};
+  const DType type = kTypes[static_cast<size_t>(o.recall_format)];
+  return m.head_dim % dtype_info(type).block == 0 ? type : DType::kF16;
+}
+
+RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
+  const uint64_t word = 4, kv_heads = s.model.shape.kv_heads, entries = s.dimensions.reach;
+  RecallViews r;
+  uint64_t row_bytes = 0, cols = 0;  // of all heads of a layer
+  for (const Layer& layer : s.model.layers) {
+    r.queries.push_back(layer.retains() ? pool.place(kAskingTokens * layer.attention()->q_cols() * word)
+                                        : View{});
+    if (!layer.retains()) continue;
+    const AttentionMixer& m = *layer.attention();
+    row_bytes = std::max(row_bytes, m.kv_heads * kv_bytes(recall_dtype(m, s.options), m.head_dim));
+    cols = std::max(cols, uint64_t(m.kv_cols()));
+  }
+  const View k = io.place(entries * row_bytes), v = io.place(entries * row_bytes);
+  for (const Layer& layer : s.model.layers) {
+    const DType type = layer.retains() ? recall_dtype(*layer.attention(), s.options) : DType::kF16;
+    r.k.push_back({k, type});
+    r.v.push_back({v, type});
+  }
+  r.keys = io.place(entries * cols * word);
+  r.pos = io.place(entries * kv_heads * word);
+  r.cis = io.place(entries * kv_heads * word);
+  r.spilled = io.place((1 + kv_heads) * word);
+  r.rows = io.place(kv_heads * word);
+  r.list = io.place(kv_heads * (1 + entries) * word);
+  return r;
+}
+
 // The columns that a layer's feed-forward needs for one row.
 uint64_t ffn_cols(const Layer& layer) {
   const auto* experts = std::get_if<Experts>(&layer.feed_forward);
@@ -91,6 +124,25 @@ bool norms_experts(const Layer& layer) {
 }
 
 }  // namespace
+
+RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
+  RecallStore::Shape shape;
+  for (size_t run = 0; run < model.layer_of_run.size(); ++run) {
+    const AttentionMixer& m = model.owner_of_run(run);
+    shape.runs.push_back({m.window ? 0 : m.head_dim, recall_dtype(m, o)});
+  }
+  shape.in_file = o.recall_disk != 0;
+  shape.pages = RecallStore::most_pages(shape, shape.in_file ? o.recall_disk : o.recall_mem);
+  return shape;
+}
+
+RecallChoice::Limits recall_limits(const SessionOptions& o, const Dimensions& d, uint32_t pages) {
+  return {.rope_positions = d.rope_positions,
+          .context = o.context ? o.context : UINT32_MAX,
+          .capacity = d.capacity,
+          .recall = o.recall,
+          .pages = pages};
+}
 
 Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& device, uint64_t scratch,
                Arena& pool, Arena& workspace, Arena& io) {
@@ -188,6 +240,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
 
   l.tokens = io.place(rows * i32);
   if (HostControl* host = policies.host()) host->place_on_host(setting, io);
+  if (o.recall) l.recall = place_recall(setting, pool, io);
   l.targets = io.place(kLogitRowsAtOnce * i32);
   l.arg_max = io.place(kLogitRowsAtOnce * i32);
   l.log_prob = io.place(kLogitRowsAtOnce * f32);

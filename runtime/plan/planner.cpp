@@ -78,6 +78,13 @@ Result<Needs> most_needs(const Model& model, const Device& device, const Session
   return most;
 }
 
+Status too_small_store(RecallStore::Shape shape, const SessionOptions& o) {
+  shape.pages = 1;
+  return error(Code::kBudget, "a store of %s has no room for a page of each head; it needs at least %s",
+               size_text(shape.in_file ? o.recall_disk : o.recall_mem).c_str(),
+               size_text(shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape)).c_str());
+}
+
 }  // namespace
 
 SessionOptions draft_options(const SessionOptions& target) {
@@ -113,6 +120,13 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   plan.backend_scratch = needs.workspace;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   const Layout layout = lay_out(setting, policies, device, needs.workspace, pool, workspace, io);
+  if (o.recall) {
+    const RecallStore::Shape shape = recall_shape(model, o);
+    if (!shape.pages) return too_small_store(shape, o);
+    plan.store_pages = shape.pages;
+    (shape.in_file ? plan.store_file : plan.store) =
+        shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape);
+  }
   const auto weigh = [&](const auto& owner) {
     const uint64_t bytes = Placements::bytes(owner.tensors(), device);
     plan.weights += bytes;
@@ -199,6 +213,15 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
       size_text(plan.pool).c_str());
 }
 
+// What a store takes of the session's memory: what chooses the entries that come back, and the index of a
+// file.
+static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
+  const SessionOptions& o = plan.options;
+  if (!o.recall) return 0;
+  return RecallChoice::bytes(model, recall_limits(o, plan.dimensions, plan.store_pages)) +
+         (o.recall_disk ? RecallStore::bytes(recall_shape(model, o)) : 0);
+}
+
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Dimensions& d = plan.dimensions;
@@ -212,12 +235,37 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
          (traits(o.retention).scored == Scored::kOnHost
               ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)
               : 0) +
-         plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
+         store_bytes(model, plan) +
+         plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + 2 * sizeof(uint32_t)) +
          plan.dimensions.divisions.size() * plan.dimensions.runs.size() * sizeof(HeadRun) +
          (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
 }
 
 namespace {
+
+// Decides the options of the store of evicted entries.
+Status resolve_recall(SessionOptions& o) {
+  constexpr uint32_t kDefaultRecall = 512, kDefaultRecallEvery = 32;
+  if (o.recall_mem && o.recall_disk)
+    return error(
+        Code::kInvalidArgument,
+        "the store of evicted entries is in memory or in a file; leave out recall_mem or recall_disk");
+  if (!o.recall_mem && !o.recall_disk) {
+    if (!o.recall) return {};
+    return error(Code::kInvalidArgument,
+                 "entries are recalled from a store of evicted ones; give the store its size with recall_mem "
+                 "or recall_disk");
+  }
+  if (traits(o.retention).eviction != Eviction::kWhenFull)
+    return error(
+        Code::kInvalidArgument,
+        "%s gives a store nothing to recall: %s; choose another retention, or leave the store out",
+        policy_name(o.retention),
+        traits(o.retention).evicts() ? "it reads evicted tokens again by itself" : "it evicts nothing");
+  if (!o.recall) o.recall = kDefaultRecall;
+  if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
+  return {};
+}
 
 // Refuses numbers that are too large. An option that stays undecided, because no policy reads it, may be
 // kDefault.
@@ -278,7 +326,16 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
     const uint64_t sum = std::accumulate(o.keeps.begin(), o.keeps.end(), uint64_t{0});
     o.pool = static_cast<uint32_t>(std::min<uint64_t>(sum / pairs, kLargestCount + 1));
   }
+  THIMBLE_TRY(resolve_recall(o));
   THIMBLE_TRY(policies.retention->resolve(model, o));
+  const auto is_latent = [](const Layer& layer) { return layer.retains() && layer.attention()->is_latent(); };
+  if (o.recall && std::any_of(model.layers.begin(), model.layers.end(), is_latent))
+    return error(Code::kUnsupported,
+                 "%s has latent attention, whose entries a store cannot hold yet; leave the store out",
+                 model.info.architecture.c_str());
+  if (o.recall && !o.local)
+    return error(Code::kInvalidArgument,
+                 "the last tokens of a prompt call back evicted entries, so local cannot be 0 with a store");
   if (!o.chunk) o.chunk = kDefaultChunk;
   THIMBLE_TRY(policies.selection->resolve(model, evicts, o));
   THIMBLE_TRY(policies.check(o));

@@ -69,6 +69,7 @@ Status Policies::check(const SessionOptions& o) const {
   if (!retention->takes_drafts()) refuses = policy_name(o.retention);
   if (selection->selects(o)) refuses = policy_name(o.selection);
   if (o.watch) refuses = "watch";
+  if (o.recall) refuses = "a store of evicted entries";
   if (!refuses) return {};
   return error(Code::kInvalidArgument,
                "drafted tokens are read in one step, and %s needs a step of its own for every generated "
@@ -116,7 +117,7 @@ void take_shares(SessionOptions& o) {
 
 uint32_t trained_entries(const Model& model, const SessionOptions& o) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
-  const uint32_t beside = std::max(o.chunk, o.local + o.max_new) + again_rows(o);
+  const uint32_t beside = std::max(o.chunk, o.local + o.max_new + o.recall) + again_rows(o);
   return trained > beside ? trained - beside : 1;
 }
 

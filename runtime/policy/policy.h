@@ -28,6 +28,15 @@ struct Setting {
   const Dimensions& dimensions;
 };
 
+// The rotation of a layer's queries and keys.
+inline RopeParams rope_params(const Setting& s, const AttentionMixer& m, const Layout& at, uint32_t layer) {
+  const RopeScheme& rope = s.model.rope_of(m);
+  return {.mode = s.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
+          .pairing = rope.pairing,
+          .n_rot = m.rotates ? rope.n_rot : 0,
+          .query_weight = m.norms_behind_rotation ? at.query_weights + layer * m.head_dim : 0};
+}
+
 // One layer of a step that is being recorded.
 struct LayerStep {
   Recorder& recorder;
@@ -49,18 +58,12 @@ struct LayerStep {
   // The input of the mixers.
   const View& input() const { return model_layer().norm ? at.norm : at.x; }
   // The rotation of the layer's queries and keys. rope_table() is the table that it reads.
-  RopeParams rope() const {
-    const RopeScheme& rope = setting.model.rope_of(attention());
-    return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
-            .pairing = rope.pairing,
-            .n_rot = attention().rotates ? rope.n_rot : 0,
-            .query_weight =
-                attention().norms_behind_rotation ? at.query_weights + layer * attention().head_dim : 0};
-  }
+  RopeParams rope() const { return rope_params(setting, attention(), at, layer); }
   const View& rope_table() const { return attention().window && at.window_rope ? at.window_rope : at.rope; }
   // Whether all heads of the layer hold equally many entries in every step.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
+    if (!attention().window && setting.options.recalls_per_head()) return false;
     return (attention().window || !setting.dimensions.moves) &&
            std::all_of(run, run + attention().kv_heads,
                        [&](const HeadRun& r) { return r.capacity == run->capacity && r.keep == run->keep; });

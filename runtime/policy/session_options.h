@@ -20,6 +20,7 @@ enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
 enum class Draft : int32_t { kNone, kLookup, kModel };
+enum class RecallFormat : uint32_t { kF16, kQ8, kQ4 };
 
 // A value that has a name: its number in the C interface and here, its name in errors and in session files.
 struct OptionChoice {
@@ -47,6 +48,8 @@ inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "S
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
 inline constexpr OptionChoice kDraftChoices[] = {
     {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}};
+inline constexpr OptionChoice kRecallFormats[] = {
+    {0, "F16", "f16"}, {1, "Q8_0", "q8_0"}, {2, "Q4_0", "q4_0"}};
 inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
 inline constexpr OptionChoice kYesNoOrDefault[] = {
     {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
@@ -57,8 +60,9 @@ inline constexpr uint32_t kMostDrafted = kMostLogitRows - 1;  // a step also rea
 inline constexpr OptionValues kCosine = {};                   // a float, at least -1
 
 // Whether a session is restored only if it has the saved session's value. kOnHost: only if its retention
-// scores on the host; other files lack the option, because they are older than it.
-enum class Saved { kNo, kYes, kOnHost };
+// scores on the host, kWithStore: only if it has a store of evicted entries; other files lack the option,
+// because they are older than it.
+enum class Saved { kNo, kYes, kOnHost, kWithStore };
 
 // X(type, name, value at first, values, whether it is saved), in the order of session files. Zero and
 // kDefault mean that resolve() in plan/planner.h decides. Each name is also that of the field in
@@ -90,13 +94,18 @@ enum class Saved { kNo, kYes, kOnHost };
   X(uint32_t,    rebuild_every,  0,                     kAnyNumber,             Saved::kOnHost) \
   X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)     \
   X(Draft,       draft,          Draft::kNone,          {kDraftChoices},        Saved::kNo)     \
-  X(uint32_t,    draft_tokens,   0,                     {.most = kMostDrafted}, Saved::kNo)
+  X(uint32_t,    draft_tokens,   0,                     {.most = kMostDrafted}, Saved::kNo)     \
+  X(uint32_t,     recall,        0,                     kCount,                 Saved::kWithStore) \
+  X(uint32_t,     recall_every,  0,                     kCount,                 Saved::kWithStore) \
+  X(RecallFormat, recall_format, RecallFormat::kF16,    {kRecallFormats},       Saved::kWithStore)
 // clang-format on
 
 struct SessionOptions {
   std::shared_ptr<const Retainer> retainer;
   std::shared_ptr<const Model> draft_model;  // for Draft::kModel
   uint64_t budget = 0;                       // bytes; 0: no limit
+  uint64_t recall_mem = 0;                   // bytes of host memory for evicted entries; 0: no store there
+  uint64_t recall_disk = 0;                  // bytes of a file for them, instead; 0: no store there
   Retention retention = Retention::kNone;    // in the C interface, its default depends on the heads
   // The share of the pool of each head, in the order of runs, 1 on average. Null: all heads get the same. The
   // policy takes the shares from the retainer's file.
@@ -108,6 +117,9 @@ struct SessionOptions {
 #define X(type, name, at_first, values, saved) type name = at_first;
   THIMBLE_SESSION_OPTIONS(X)
 #undef X
+
+  // Whether entries come back that differ from head to head.
+  bool recalls_per_head() const { return recall && retain_scope == RetainScope::kPerHead; }
 };
 
 }  // namespace thimble

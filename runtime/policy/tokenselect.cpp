@@ -32,7 +32,7 @@ class TokenSelect : public SelectionPolicy {
     // tokens, and each KV head votes separately (methods 6.1).
     if (o.vote == VoteScope::kAuto) o.vote = evicts ? VoteScope::kGroup : VoteScope::kLayer;
     if (o.vote == VoteScope::kLayer && evicts && !o.context) o.context = kDefaultContext;
-    const bool unequal = !o.keeps.empty() || o.shares;
+    const bool unequal = !o.keeps.empty() || o.shares || o.recalls_per_head();
     if (o.vote == VoteScope::kLayer && unequal)
       return error(
           Code::kInvalidArgument,

@@ -584,7 +584,12 @@ TEST(Run, JsonTellsTheWholeRun) {
   EXPECT_GT(run["prefill_tps"], 0);
   EXPECT_GT(run["decode_tps"], 0);
   const uint64_t tokens = run["prompt_tokens"].get<uint64_t>() + run["generated_tokens"].get<uint64_t>();
-  EXPECT_EQ(run["entries"], Json({{"seen", tokens}, {"kept", tokens}, {"evicted", 0}, {"selected", tokens}}));
+  EXPECT_EQ(run["entries"], Json({{"seen", tokens},
+                                  {"kept", tokens},
+                                  {"evicted", 0},
+                                  {"selected", tokens},
+                                  {"stored", 0},
+                                  {"recalled", 0}}));
   EXPECT_EQ(run["saturated"], 0);
   EXPECT_GT(run["memory"]["allocated"], run["memory"]["held"]["pool"]);
   EXPECT_LE(run["memory"]["allocated"], run["memory"]["held"]["total"]);

@@ -10,7 +10,7 @@
 // These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 168);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 192);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -132,10 +132,14 @@ OFFSET(thimble_session_options, rebuild, 140);
 OFFSET(thimble_session_options, rebuild_every, 144);
 OFFSET(thimble_session_options, draft, 148);
 OFFSET(thimble_session_options, draft_tokens, 152);
-OFFSET(thimble_session_options, reserved, 156);
+OFFSET(thimble_session_options, recall_format, 156);
 OFFSET(thimble_session_options, draft_model, 160);
+OFFSET(thimble_session_options, recall_mem_bytes, 168);
+OFFSET(thimble_session_options, recall, 176);
+OFFSET(thimble_session_options, recall_every, 180);
+OFFSET(thimble_session_options, recall_disk_bytes, 184);
 
-static_assert(sizeof(thimble_memory) == 168);
+static_assert(sizeof(thimble_memory) == 184);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -160,6 +164,8 @@ OFFSET(thimble_memory, states, 136);
 OFFSET(thimble_memory, state_slots, 144);
 OFFSET(thimble_memory, draft, 152);
 OFFSET(thimble_memory, streamed, 160);
+OFFSET(thimble_memory, store, 168);
+OFFSET(thimble_memory, store_file, 176);
 
 static_assert(sizeof(thimble_sampler_options) == 40);
 OFFSET(thimble_sampler_options, struct_size, 0);
@@ -171,7 +177,7 @@ OFFSET(thimble_sampler_options, repeat_penalty, 20);
 OFFSET(thimble_sampler_options, repeat_last, 24);
 OFFSET(thimble_sampler_options, seed, 32);
 
-static_assert(sizeof(thimble_stats) == 136);
+static_assert(sizeof(thimble_stats) == 152);
 OFFSET(thimble_stats, struct_size, 0);
 OFFSET(thimble_stats, entries, 4);
 OFFSET(thimble_stats, position, 8);
@@ -190,6 +196,8 @@ OFFSET(thimble_stats, prefill_flop, 104);
 OFFSET(thimble_stats, decode_bytes, 112);
 OFFSET(thimble_stats, decode_flop, 120);
 OFFSET(thimble_stats, saturated, 128);
+OFFSET(thimble_stats, stored, 136);
+OFFSET(thimble_stats, recalled, 144);
 
 static_assert(sizeof(void*) != 8 || sizeof(thimble_training_options) == 96);
 OFFSET(thimble_training_options, struct_size, 0);

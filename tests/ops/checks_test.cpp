@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kRows = 4, kHeads = 2, kGroup = 2, kQueries = kHeads * kGroup, kDim = 64, kPage = 4;
 constexpr uint32_t kColumns = (kQueries + 2 * kHeads) * kDim, kEntries = 64, kChunk = 5, kViewEntries = 16;
-constexpr uint32_t kListed = 12, kPositions = 100, kSlots = 3;
+constexpr uint32_t kCopies = 40, kListed = 12, kPositions = 100, kSlots = 3;
 constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kOriginal{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kHalf{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim / 2};
@@ -356,6 +356,47 @@ const Case kCases[] = {
      [](Operands& o) -> Op {
        return KvMerge{
            o.keys(kEntries), o.keys(kEntries), o(kEntries), o(kEntries), {.heads = kHeads, .head_dim = kDim}};
+     }},
+    {"kv_spill", kRows,
+     [](Operands& o) -> Op {
+       const uint32_t copies = kHeads * kCopies;
+       return KvSpill{o(kHeads * (1 + kListed)),
+                      o.keys(kEntries),
+                      o.keys(kEntries),
+                      o.keys(kHeads * kChunk),
+                      o.keys(kHeads * kChunk),
+                      o(kEntries),
+                      o(kEntries),
+                      o(kHeads * kChunk),
+                      o(kHeads * kChunk),
+                      o.keys(copies),
+                      o.keys(copies),
+                      o(copies * kDim),
+                      o(copies),
+                      o(copies),
+                      o(1 + kHeads),
+                      {.heads = kHeads,
+                       .head_dim = kDim,
+                       .chunk_capacity = kChunk,
+                       .list_capacity = 1 + kListed,
+                       .spill_capacity = kCopies}};
+     }},
+    {"kv_recall", kRows,
+     [](Operands& o) -> Op {
+       return KvRecall{o(kHeads * (1 + kListed)),
+                       o.keys(kHeads * 5),
+                       o.keys(kHeads * 5),
+                       o(kHeads * 5),
+                       o(kHeads),
+                       o.keys(kEntries),
+                       o.keys(kEntries),
+                       o(kEntries),
+                       o(kEntries),
+                       {.heads = kHeads, .head_dim = kDim, .list_capacity = 1 + kListed, .row_capacity = 5}};
+     }},
+    {"query_keep", kRows,
+     [](Operands& o) -> Op {
+       return QueryKeep{o((kRows - 1) * 40 + 24), o(3 * 24), {.cols = 24, .row_stride = 40, .ring = 3}};
      }},
     {"query_gate", 1,
      [](Operands& o) -> Op {

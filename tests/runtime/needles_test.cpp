@@ -115,5 +115,12 @@ TEST(Needles, AWindowHoldsOnlyTheLastTwo) {
   EXPECT_EQ(answers(retaining(Retention::kWindow)), (std::vector<bool>{0, 0, 0, 0, 0, 0, 1, 1}));
 }
 
+TEST(Needles, AQuestionCallsThemBackFromTheStore) {
+  SessionOptions o = retaining(Retention::kWindow);
+  o.recall_mem = 64 << 20;
+  o.recall = 128;
+  expect_found(answers(o), 7);
+}
+
 }  // namespace
 }  // namespace thimble::test

@@ -444,8 +444,8 @@ TEST(SessionFile, SaysWhatIsWrong) {
   };
   EXPECT_EQ(refusal(*p.other, {}, Code::kFormat), "saved is not a saved session");
   EXPECT_EQ(refusal(*p.other, SessionBytes(5000), Code::kFormat), "saved is not a saved session");
-  EXPECT_EQ(changed(8, uint32_t{3}),
-            "saved is a saved session of version 3, and this library reads up to version 2");
+  EXPECT_EQ(changed(8, uint32_t{5}),
+            "saved is a saved session of version 5, and this library reads up to version 4");
   const auto says = [](const std::string& message, const char* part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };

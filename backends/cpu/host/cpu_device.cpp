@@ -82,6 +82,11 @@ bool is_supported(const Op& op) {
           return formats(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvCompact>)  // copies rows without conversion
           return one_format(o.k, o.chunk_k) && one_format(o.v, o.chunk_v);
+        else if constexpr (std::is_same_v<T, KvSpill>)
+          return formats(o.pool_k, o.pool_v, o.k, o.v) && one_format(o.pool_k, o.chunk_k) &&
+                 one_format(o.pool_v, o.chunk_v);
+        else if constexpr (std::is_same_v<T, KvRecall>)
+          return formats(o.row_k, o.row_v, o.k, o.v);
         else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
           return formats(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)

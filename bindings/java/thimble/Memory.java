@@ -25,6 +25,8 @@ public final class Memory {
   public long stateSlots;
   public long draft;
   public long streamed;
+  public long store;
+  public long storeFile;
 
   Memory() {}
 }

@@ -35,6 +35,11 @@ public final class Options {
   public int rebuildEvery;
   public int draft;
   public int draftTokens;
+  public int recallFormat;
+  public long recallMemBytes;
+  public int recall;
+  public int recallEvery;
+  public long recallDiskBytes;
 
   public Options() {
     Native.optionsInit(this);

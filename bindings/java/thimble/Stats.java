@@ -19,6 +19,8 @@ public final class Stats {
   public double decodeBytes;
   public double decodeFlop;
   public long saturated;
+  public long stored;
+  public long recalled;
 
   Stats() {}
 }

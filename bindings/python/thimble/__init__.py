@@ -106,6 +106,8 @@ class Memory:
     state_slots: int
     draft: int
     streamed: int
+    store: int
+    store_file: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,8 @@ class Stats:
     decode_bytes: float
     decode_flop: float
     saturated: int
+    stored: int
+    recalled: int
 
 
 def _value(kind: Type[_T], struct: ctypes.Structure) -> _T:
@@ -178,6 +182,11 @@ class Options:
     rebuild_every: Optional[int] = None
     draft: Optional[str] = None  # "none", "lookup"
     draft_tokens: Optional[int] = None
+    recall_format: Optional[int] = None
+    recall_mem_bytes: Optional[int] = None
+    recall: Optional[int] = None
+    recall_every: Optional[int] = None
+    recall_disk_bytes: Optional[int] = None
 
 
 # Options that are words here and numbers in C, with the prefix of the constants.

@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 10  # THIMBLE_ABI that this file was written for; a library with a larger number works too
+ABI = 11  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -74,8 +74,9 @@ class thimble_session_options(ctypes.Structure):
                 ("vote_window", c_uint32), ("select_prefill", c_uint32), ("positions", c_int32), ("context", c_uint32),
                 ("seed", c_uint32), ("progress", c_void_p), ("progress_user", c_void_p), ("select_page", c_uint32),
                 ("dense_layers", c_uint32), ("watch", c_uint32), ("rebuild", c_uint32),
-                ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("reserved", c_uint32),
-                ("draft_model", c_void_p)]
+                ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("recall_format", c_int32),
+                ("draft_model", c_void_p), ("recall_mem_bytes", c_uint64), ("recall", c_uint32),
+                ("recall_every", c_uint32), ("recall_disk_bytes", c_uint64)]
 
 
 class thimble_memory(ctypes.Structure):
@@ -85,7 +86,8 @@ class thimble_memory(ctypes.Structure):
                 ("allocated", c_uint64), ("dense_bytes_per_token", c_uint64), ("mapped", c_uint64),
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
                 ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64),
-                ("draft", c_uint64), ("streamed", c_uint64)]
+                ("draft", c_uint64), ("streamed", c_uint64), ("store", c_uint64),
+                ("store_file", c_uint64)]
 
 
 class thimble_sampler_options(ctypes.Structure):
@@ -99,7 +101,8 @@ class thimble_stats(ctypes.Structure):
                 ("evicted", c_uint64), ("evictions", c_uint64), ("generated", c_uint64), ("selected", c_uint64),
                 ("cache_hits", c_uint64), ("cache_misses", c_uint64), ("prefill_tokens", c_uint64),
                 ("prefill_seconds", c_double), ("decode_seconds", c_double), ("prefill_bytes", c_double),
-                ("prefill_flop", c_double), ("decode_bytes", c_double), ("decode_flop", c_double), ("saturated", c_uint64)]
+                ("prefill_flop", c_double), ("decode_bytes", c_double), ("decode_flop", c_double), ("saturated", c_uint64),
+                ("stored", c_uint64), ("recalled", c_uint64)]
 
 
 STRUCTS = [thimble_error, thimble_device_info, thimble_model_options, thimble_model_info, thimble_chat_options,

@@ -97,13 +97,15 @@ structs! {
         selection: i32, select_k: u32, select_init: u32, select_local: u32, select_theta: f32, vote: i32, vote_scale: i32,
         vote_window: u32, select_prefill: u32, positions: i32, context: u32, seed: u32, progress: *const c_void,
         progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
-        rebuild_every: u32, draft: i32, draft_tokens: u32, reserved: u32, draft_model: *const thimble_model,
+        rebuild_every: u32, draft: i32, draft_tokens: u32, recall_format: i32, draft_model: *const thimble_model,
+        recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
         view: u64, workspace: u64, io: u64, fixed: u64, total: u64, allocated: u64, dense_bytes_per_token: u64, mapped: u64,
         mapped_resident: u64, host_tables: u64, largest_position: u32, selection_pays: u32,
-        states: u64, state_slots: u64, draft: u64, streamed: u64,
+        states: u64, state_slots: u64, draft: u64, streamed: u64, store: u64,
+        store_file: u64,
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
@@ -113,11 +115,12 @@ structs! {
         struct_size: u32, entries: u32, position: u64, waiting: u64, evicted: u64, evictions: u64, generated: u64,
         selected: u64, cache_hits: u64, cache_misses: u64, prefill_tokens: u64, prefill_seconds: f64, decode_seconds: f64,
         prefill_bytes: f64, prefill_flop: f64, decode_bytes: f64, decode_flop: f64, saturated: u64,
+        stored: u64, recalled: u64,
     }
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 10;
+    THIMBLE_ABI: u32 = 11;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;

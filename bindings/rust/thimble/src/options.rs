@@ -76,6 +76,7 @@ impl Options {
         select_local: u32, select_theta: f32, vote: Vote, vote_scale: VoteScale, vote_window: u32, select_prefill: u32,
         positions: Positions, context: u32, seed: u32, select_page: u32, dense_layers: u32, watch: u32,
         rebuild: u32, rebuild_every: u32, draft: Draft, draft_tokens: u32,
+        recall_format: i32, recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64,
     }
 
     /// "auto", "cpu", "cuda:0", "vulkan:0". Text after a NUL character is ignored.

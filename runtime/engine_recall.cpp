@@ -1,0 +1,131 @@
+// The engine: taking evicted entries to the store, and bringing them back.
+#include <algorithm>
+
+#include "runtime/engine.h"
+#include "runtime/plan/lay_out.h"
+
+namespace thimble {
+
+Status Engine::make_store() {
+  if (!plan_.options.recall) return {};
+  THIMBLE_LET(store, RecallStore::create(recall_shape(*model_, plan_.options)));
+  store_.emplace(std::move(store));
+  choice_.emplace(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  return {};
+}
+
+// Takes the entries to the store that a segment has evicted from one layer.
+Status Engine::store_spilled() {
+  uint32_t* const spilled = on_host<uint32_t>(layout_.recall.spilled);
+  if (!spilled[0]) return {};
+  const size_t first_run = spilled[0] - 1, layer = model_->layer_of_run[first_run];
+  const AttentionMixer& m = *model_->layers[layer].attention();
+  const RecallViews& r = layout_.recall;
+  const uint64_t capacity = plan_.dimensions.reach;
+  spilled[0] = 0;
+  for (uint32_t head = 0; head < m.kv_heads; ++head) {
+    const uint64_t at = head * capacity, row_bytes = kv_bytes(r.k[layer].type, m.head_dim);
+    THIMBLE_TRY(store_->add(first_run + head, {.positions = {on_host<int32_t>(r.pos) + at, spilled[1 + head]},
+                                               .scores = on_host<float>(r.cis) + at,
+                                               .keys = on_host<float>(r.keys) + at * m.head_dim,
+                                               .k = on_host<std::byte>(r.k[layer].values) + at * row_bytes,
+                                               .v = on_host<std::byte>(r.v[layer].values) + at * row_bytes}));
+  }
+  return {};
+}
+
+// Closes the store after an error.
+Status Engine::without_store(const Status& why) {
+  store_->close();
+  return error(why.code(), "%s; the session goes on without its store of evicted entries",
+               why.message().c_str());
+}
+
+Status Engine::restore_store(std::span<const uint32_t> counts, std::span<const std::byte> saved) {
+  return store_ ? store_->restore(counts, saved) : Status();
+}
+
+Status Engine::recall(SequenceState& state) {
+  if (!holds_stored() || !state.asking) return {};
+  uint32_t segment = 0;
+  for (uint32_t layer = 0; layer < model_->layers.size(); ++layer) {
+    if (!model_->layers[layer].retains()) continue;
+    if (interrupted_.exchange(false, std::memory_order_relaxed))
+      return error(Code::kInterrupted, "interrupted; repeat the call to continue");
+    const AttentionMixer& m = *model_->layers[layer].attention();
+    THIMBLE_TRY(list_own(m, state));
+    THIMBLE_TRY(device_->read(choice_->queries().data(), layout_.recall.queries[layer]));
+    choice_->choose(*store_, m,
+                    {.tokens = state.asking,
+                     .read = state.read,
+                     .scale = model_->attention_scale,
+                     .rope = rope_params(setting_, m, layout_, layer),
+                     .alike = !plan_.options.recalls_per_head()});
+    const Status exchanged = exchange(layer, segment++, state);
+    if (exchanged.code() == Code::kIo) {
+      THIMBLE_TRY(put_back(state));
+      return without_store(exchanged);
+    }
+    THIMBLE_TRY(exchanged);
+  }
+  return {};
+}
+
+Status Engine::put_back(SequenceState& state) {
+  uint32_t segment = 0;
+  for (uint32_t layer = 0; layer < model_->layers.size() && store_; ++layer) {
+    if (!model_->layers[layer].retains()) continue;
+    const AttentionMixer& m = *model_->layers[layer].attention();
+    THIMBLE_TRY(list_own(m, state));
+    choice_->choose_none();
+    THIMBLE_TRY(exchange(layer, segment++, state));
+  }
+  return {};
+}
+
+// Lists the entries of the layer's runs that did not come from the store.
+Status Engine::list_own(const AttentionMixer& m, const SequenceState& state) {
+  const uint64_t list_capacity = 1 + uint64_t(plan_.dimensions.reach);
+  for (uint32_t head = 0; head < m.kv_heads; ++head) {
+    const uint32_t run = m.first_run + head, entries = state.entries[run];
+    THIMBLE_TRY(positions(state, run, choice_->positions(head).first(entries)));
+    uint32_t* const list = on_host<uint32_t>(layout_.recall.list) + head * list_capacity;
+    choice_->list_own(*store_, run, head, entries, list);
+    if (list[0] != state.own(run))
+      return error(Code::kInternal, "the pool does not hold the entries that came from the store");
+  }
+  return {};
+}
+
+// Replaces the entries that came from the store by those of the chosen pages, in all runs of a layer.
+Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) {
+  const AttentionMixer& m = *model_->layers[layer].attention();
+  const RecallViews& r = layout_.recall;
+  const uint64_t capacity = plan_.dimensions.reach, row_bytes = kv_bytes(r.k[layer].type, m.head_dim);
+  bool changes = false;
+  for (uint32_t head = 0; head < m.kv_heads; ++head)
+    changes |= !choice_->is_in_pool(*store_, m.first_run + head, head);
+  if (!changes) return {};
+  for (uint32_t head = 0; head < m.kv_heads; ++head) {
+    uint32_t& rows = on_host<uint32_t>(r.rows)[head];
+    rows = 0;
+    for (const uint32_t page : choice_->chosen(head)) {
+      const uint64_t at = head * capacity + rows;
+      THIMBLE_LET(fetched, store_->fetch(m.first_run + head, page, on_host<int32_t>(r.pos) + at,
+                                         on_host<std::byte>(r.k[layer].values) + at * row_bytes,
+                                         on_host<std::byte>(r.v[layer].values) + at * row_bytes));
+      rows += fetched;
+    }
+  }
+  for (uint32_t head = 0; head < m.kv_heads; ++head) {
+    const uint32_t run = m.first_run + head, rows = on_host<uint32_t>(r.rows)[head];
+    store_->set_recalled(run, choice_->chosen(head));
+    state.entries[run] = state.own(run) + rows;
+    state.recalled[run] = rows;
+  }
+  ++state.generation;
+  THIMBLE_TRY(submit({.program = programs_.recall.get(), .first = segment, .last = segment + 1}, state));
+  return wait();
+}
+
+}  // namespace thimble

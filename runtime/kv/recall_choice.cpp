@@ -1,0 +1,121 @@
+#include "runtime/kv/recall_choice.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+namespace thimble {
+namespace {
+
+// The largest numbers of any layer with a store.
+struct Widest {
+  uint32_t q_cols = 0, group = 0, head_dim = 0, kv_heads = 0;
+
+  explicit Widest(const Model& model) {
+    for (const Layer& layer : model.layers) {
+      if (!layer.retains()) continue;
+      const AttentionMixer& m = *layer.attention();
+      q_cols = std::max(q_cols, m.q_cols());
+      group = std::max(group, m.group());
+      head_dim = std::max(head_dim, m.head_dim);
+      kv_heads = std::max(kv_heads, m.kv_heads);
+    }
+  }
+};
+
+}  // namespace
+
+RecallChoice::RecallChoice(const Model& model, const Limits& limits)
+    : limits_(limits),
+      votes_(model.rope, limits.rope_positions, limits.context, Widest(model).group, Widest(model).head_dim,
+             limits.pages) {
+  const Widest widest(model);
+  ring_.resize(size_t(kAskingTokens) * widest.q_cols);
+  positions_.resize(size_t(widest.kv_heads) * limits.capacity);
+  own_.resize(widest.kv_heads);
+  sums_.resize(limits.pages);
+  order_.resize(limits.pages);
+  chosen_.resize(size_t(widest.kv_heads) * limits.recall);
+  counts_.resize(widest.kv_heads);
+}
+
+uint64_t RecallChoice::bytes(const Model& model, const Limits& limits) {
+  const Widest widest(model);
+  const uint64_t word = 4, kv_heads = widest.kv_heads;
+  return PageVotes::bytes(model.rope, limits.rope_positions, widest.group, widest.head_dim, limits.pages) +
+         word * (uint64_t(kAskingTokens) * widest.q_cols + kv_heads * limits.capacity + 2 * kv_heads +
+                 2 * limits.pages + kv_heads * limits.recall);
+}
+
+void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head, uint32_t entries,
+                            uint32_t* list) {
+  const std::span<int32_t> positions = this->positions(head);
+  uint32_t own = 0, page = 0;
+  for (uint32_t i = 0; i < entries; ++i) {
+    const auto number = positions[i] / static_cast<int32_t>(kRecallPage);
+    while (page < store.count(run) && store.page(run, page).number < number) ++page;
+    const bool recalled =
+        page < store.count(run) && store.page(run, page).number == number &&
+        store.page(run, page).recalled >> positions[i] % static_cast<int32_t>(kRecallPage) & 1;
+    if (recalled) continue;
+    positions[own] = positions[i];
+    list[1 + own++] = i;
+  }
+  list[0] = own_[head] = own;
+}
+
+void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking) {
+  const auto vote = [&](uint32_t head, std::span<float> sums) {
+    votes_.add(store, m.first_run + head,
+               {.ring = ring_.data() + size_t(head) * m.group() * m.head_dim,
+                .stride = m.q_cols(),
+                .count = asking.tokens,
+                .group = m.group(),
+                .head_dim = m.head_dim,
+                .read = asking.read,
+                .scale = asking.scale},
+               asking.rope, positions(head).first(own_[head]), sums);
+  };
+  for (uint32_t head = 0; head < m.kv_heads; ++head) {
+    const size_t run = m.first_run + head;
+    const std::span<float> sums = std::span(sums_).first(store.count(run));
+    if (!asking.alike || head == 0) {
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (uint32_t voter = head; voter < (asking.alike ? m.kv_heads : head + 1); ++voter) vote(voter, sums);
+    }
+    take_best(store, run, head, sums);
+  }
+}
+
+// Of pages with equal votes, the later one comes first.
+void RecallChoice::take_best(const RecallStore& store, size_t run, uint32_t head,
+                             std::span<const float> votes) {
+  const std::span<uint32_t> order = std::span(order_).first(votes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return votes[a] != votes[b] ? votes[a] > votes[b] : a > b; });
+  uint32_t* const chosen = &chosen_[size_t(head) * limits_.recall];
+  uint32_t &count = counts_[head], room = limits_.recall;
+  count = 0;
+  for (const uint32_t page : order) {
+    const auto entries = static_cast<uint32_t>(std::popcount(store.page(run, page).held));
+    if (entries > room) break;
+    room -= entries;
+    chosen[count++] = page;
+  }
+  std::sort(chosen, chosen + count);
+}
+
+bool RecallChoice::is_in_pool(const RecallStore& store, size_t run, uint32_t head) const {
+  const std::span<const uint32_t> chosen = this->chosen(head);
+  size_t next = 0;
+  for (uint32_t i = 0; i < store.count(run); ++i) {
+    const RecallStore::Page& page = store.page(run, i);
+    const bool is_chosen = next < chosen.size() && chosen[next] == i;
+    next += is_chosen;
+    if (page.recalled != (is_chosen ? page.held : 0)) return false;
+  }
+  return true;
+}
+
+}  // namespace thimble

@@ -1,0 +1,343 @@
+// Tests the store of evicted entries and what comes back from it, on whole sessions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "tests/support/saved_sessions.h"
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+
+namespace thimble::test {
+namespace {
+
+// A window of 64 entries, and a store for all others, which come back as they were.
+SessionOptions with_store(uint32_t recall) {
+  SessionOptions o{.retention = Retention::kWindow,
+                   .pool = 64,
+                   .chunk = 32,
+                   .stabilizers = 8,
+                   .local = 24,
+                   .protect_init = 4,
+                   .max_new = 40};
+  o.recall_mem = 4 << 20;
+  o.recall = recall;
+  o.recall_every = 8;
+  o.recall_format = RecallFormat::kF16;
+  return o;
+}
+
+float largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+  return most;
+}
+
+std::vector<int32_t> all_positions(int32_t n) {
+  std::vector<int32_t> all(static_cast<size_t>(n));
+  for (int32_t i = 0; i < n; ++i) all[static_cast<size_t>(i)] = i;
+  return all;
+}
+
+std::vector<int32_t> generate(Session& session, int tokens) {
+  std::vector<int32_t> all;
+  for (int i = 0; i < tokens; ++i) all.push_back(must(session.step()));
+  return all;
+}
+
+TEST(Recalled, BringsEvictedEntriesBackToTheirPlaces) {
+  const auto session = open_session(seeded_model().model, with_store(512));
+  const std::vector<int32_t> text = seeded_tokens(300);
+  must(session->feed(text));
+  EXPECT_LT(kept(*session)[0][0].size(), 150u);
+  must(session->flush());
+  for (const auto& layer : kept(*session))
+    for (const auto& head : layer) EXPECT_EQ(head, all_positions(300));
+  for (const uint32_t recalled : session->state().recalled) EXPECT_GT(recalled, 150u);
+}
+
+TEST(Recalled, LeavesAPlanThatIsKept) {
+  const auto session = open_session(seeded_model().model, with_store(64));
+  read(*session, seeded_tokens(400));
+  const MemoryPlan& plan = session->plan();
+  EXPECT_EQ(session->store_bytes(), plan.store);
+  EXPECT_LE(plan.store, plan.options.recall_mem);
+  EXPECT_LE(session->allocated(), plan.total);
+  for (size_t i = 0; i < session->runs().size(); ++i) {
+    EXPECT_LE(session->state().recalled[i], 64u);
+    EXPECT_GT(session->state().recalled[i], 48u);
+    EXPECT_LE(session->state().entries[i], session->runs()[i].capacity);
+  }
+}
+
+// In a model of one layer, keys and values do not depend on what earlier tokens attended to, so the last
+// token of the prompt, which reads all entries, sees the same as with dense attention.
+TEST(Recalled, AllEntriesMakeAttentionDense) {
+  Seeded one;
+  one.layers = 1;
+  for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
+    const SeededModel m = seeded_model(one);
+    SessionOptions o = with_store(512);
+    o.positions = positions;
+    const std::vector<int32_t> text = seeded_tokens(300);
+    const auto dense = open_session(m.model, {.pool = 1000, .chunk = 32, .positions = positions});
+    const auto session = open_session(m.model, o);
+    const std::vector<float> expected = read(*dense, text), logits = read(*session, text);
+    // The same numbers are summed in another order: a few roundings of f32.
+    EXPECT_LT(largest_difference(expected, logits), 1e-4f);
+    SessionOptions without = o;
+    without.recall_mem = without.recall = 0;
+    EXPECT_GT(largest_difference(expected, read(*open_session(m.model, without), text)), 1e-2f);
+  }
+}
+
+// What a shrinking pool evicts comes back bit for bit, so the session continues as one that did not shrink.
+TEST(Recalled, ComesBackBitForBit) {
+  SessionOptions large = with_store(512);
+  large.pool = 300;
+  const auto dense = open_session(seeded_model().model, {.pool = 1000, .chunk = 32});
+  const auto session = open_session(seeded_model().model, large);
+  read(*dense, seeded_tokens(280));
+  read(*session, seeded_tokens(280));
+  EXPECT_EQ(session->state().evicted, 0u);
+  must(session->shrink(64));
+  EXPECT_EQ(kept(*session)[0][0].size(), 64u);
+  EXPECT_EQ(accept(*dense, 5), accept(*session, 5));
+  EXPECT_EQ(kept(*session)[0][0], all_positions(281));
+  EXPECT_EQ(generate(*dense, 30), generate(*session, 30));
+  EXPECT_EQ(kept(*session)[1][1], all_positions(311));
+}
+
+TEST(Recalled, CopiesAndFilesContinueAlike) {
+  for (const Retention retention :
+       {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff, Retention::kTova, Retention::kReread}) {
+    SCOPED_TRACE(policy_name(retention));
+    SessionOptions o = with_store(48);
+    o.retention = retention;
+    const auto session = open_session(seeded_model().model, o);
+    must(session->set_sampler(kWarm));
+    read(*session, seeded_tokens(260));
+    generate(*session, 5);
+    EXPECT_GT(session->state().recalled[0], 0u);
+    const auto twin = must(session->clone());
+    const auto copy = open_session(seeded_model().model, o);
+    restore(*copy, save(*session));
+    EXPECT_EQ(copy->state().recalled, session->state().recalled);
+    const Outcome expected = go_on(*session);
+    EXPECT_EQ(go_on(*twin), expected);
+    EXPECT_EQ(go_on(*copy), expected);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Recalled, ResetForgetsTheStore) {
+  const auto session = open_session(seeded_model().model, with_store(48));
+  const std::vector<float> first = read(*session, seeded_tokens(260));
+  generate(*session, 12);
+  must(session->reset());
+  EXPECT_EQ(must(session->stats()).stored, 0u);
+  EXPECT_EQ(read(*session, seeded_tokens(260)), first);
+}
+
+TEST(Recalled, RewindsAsFarAsWithoutAStore) {
+  const auto session = open_session(seeded_model().model, with_store(48));
+  read(*session, seeded_tokens(260));
+  const uint64_t earliest = session->state().last_eviction;
+  generate(*session, 12);
+  EXPECT_EQ(session->state().asking, 16u);
+  must(session->rewind(262));
+  EXPECT_EQ(session->state().asking, 6u);
+  accept(*session, 1);
+  generate(*session, 12);
+  must(session->rewind(earliest));
+  EXPECT_EQ(session->state().asking, 0u);
+  EXPECT_EQ(session->rewind(earliest - 1).code(), Code::kCannotRewind);
+  const Kept then = kept(*session);
+  for (const auto& layer : then)
+    for (const auto& head : layer) {
+      EXPECT_TRUE(std::is_sorted(head.begin(), head.end()));
+      EXPECT_EQ(head.back(), static_cast<int32_t>(earliest) - 1);
+    }
+}
+
+// An interrupt at every boundary, and the same result.
+TEST(Recalled, InterruptsChangeNothing) {
+  const auto session = open_session(seeded_model().model, with_store(48));
+  const auto stopped = open_session(seeded_model().model, with_store(48));
+  const std::vector<int32_t> text = seeded_tokens(260);
+  const auto insist = [&](const std::function<Status()>& call) {
+    int interrupts = 0;
+    for (;; ++interrupts) {
+      if (interrupts < 200) stopped->interrupt();
+      const Status status = call();
+      if (status.ok()) break;
+      ASSERT_EQ(status.code(), Code::kInterrupted) << status.message();
+    }
+    EXPECT_GT(interrupts, 0);
+  };
+  must(session->feed(text));
+  insist([&] { return stopped->feed(text); });
+  must(session->flush());
+  insist([&] { return stopped->flush(); });
+  for (int i = 0; i < 60; ++i) {
+    const int32_t token = must(session->step());
+    insist([&]() -> Status {
+      THIMBLE_LET(mine, stopped->step());
+      EXPECT_EQ(mine, token);
+      return {};
+    });
+  }
+  EXPECT_EQ(kept(*session), kept(*stopped));
+}
+
+TEST(Recalled, LaterTurnsFindTheirEntries) {
+  const auto session = open_session(seeded_model().model, with_store(512));
+  read(*session, seeded_tokens(200));
+  generate(*session, 70);  // the pool is full before the end
+  EXPECT_EQ(kept(*session)[0][0], all_positions(270));
+  read(*session, seeded_tokens(150, 64, 3));
+  EXPECT_EQ(kept(*session)[1][0], all_positions(420));
+}
+
+TEST(Recalled, ScoresATextAsStepsDo) {
+  const auto session = open_session(seeded_model().model, with_store(48));
+  const auto steps = open_session(seeded_model().model, with_store(48));
+  const std::vector<int32_t> text = seeded_tokens(260), more = seeded_tokens(40, 64, 8);
+  std::vector<float> log_probs(more.size());
+  read(*session, text);
+  must(session->score(more, log_probs));
+  std::vector<float> logits = read(*steps, text);
+  for (size_t i = 0; i < more.size(); ++i) {
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x));
+    EXPECT_NEAR(log_probs[i], logits[static_cast<size_t>(more[i])] - std::log(sum), 1e-3);
+    logits = accept(*steps, more[i]);
+  }
+  EXPECT_EQ(kept(*session), kept(*steps));
+}
+
+// In a small store, pages go; the budget holds, and what comes back is what is there.
+TEST(Recalled, AFullStoreLosesPages) {
+  SessionOptions o = with_store(512);
+  o.recall_mem = 48 << 10;
+  const auto session = open_session(seeded_model().model, o);
+  read(*session, seeded_tokens(900));
+  EXPECT_LE(session->plan().store, o.recall_mem);
+  const uint32_t most = session->plan().store_pages * kRecallPage;
+  EXPECT_LT(most, 700u);
+  for (const uint32_t recalled : session->state().recalled) {
+    EXPECT_LE(recalled, most);
+    EXPECT_GT(recalled, most / 2);
+  }
+}
+
+TEST(Recalled, RefusesWhatCannotBe) {
+  const auto refusal = [](SessionOptions o) {
+    const Status status = make_plan(*seeded_model().model, *cpu(), o).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  SessionOptions o = with_store(48);
+  o.recall_mem = 0;
+  EXPECT_NE(refusal(o).find("give the store its size"), std::string::npos);
+  o = with_store(48);
+  o.recall_mem = 1000;
+  EXPECT_NE(refusal(o).find("has no room for a page of each head"), std::string::npos);
+  o = with_store(48);
+  o.retention = Retention::kNone;
+  EXPECT_NE(refusal(o).find("it evicts nothing"), std::string::npos);
+  o = with_store(48);
+  o.local = 0;
+  EXPECT_NE(refusal(o).find("local cannot be 0"), std::string::npos);
+}
+
+// What a file cannot hold or give back is one clear error. The session goes on without its store, and what it
+// says is what a session says that never had one.
+TEST(Recalled, AFileThatFailsEndsTheStore) {
+  SessionOptions o = with_store(48);
+  o.recall_mem = 0;
+  o.recall_disk = 1 << 20;
+  const std::vector<int32_t> text = seeded_tokens(260);
+  const auto session = open_session(seeded_model().model, o);
+  EXPECT_LE(session->plan().store_file, o.recall_disk);
+  read(*session, text);
+  generate(*session, 3);
+  EXPECT_GT(session->state().recalled[0], 0u);
+  RecallStore& store = *session->store();
+  const std::vector<std::byte> zeros(store.file_end());
+  must(store.file()->write(0, zeros.data(), zeros.size()));
+  Status failed;
+  for (int i = 0; i < 20 && failed.ok(); ++i) failed = session->step().status();
+  EXPECT_EQ(failed.code(), Code::kIo);
+  EXPECT_EQ(failed.message(),
+            "the temporary file of evicted entries was changed; the session goes on without its store of "
+            "evicted entries");
+  for (const uint32_t recalled : session->state().recalled) EXPECT_EQ(recalled, 0u);
+  generate(*session, 60);
+  read(*session, seeded_tokens(100, 64, 3));
+  EXPECT_EQ(must(session->stats()).stored, 0u);
+}
+
+// Options in pairs: the plan is kept, recalled entries fit into their part, positions ascend, and a saved
+// session continues alike.
+TEST(Recalled, WorksWithOtherOptions) {
+  const SeededModel m = seeded_model();
+  const std::function<void(SessionOptions&)> changes[] = {
+      [](SessionOptions& o) { o.retention = Retention::kRandom; },
+      [&](SessionOptions& o) { o.retention = Retention::kLocret, o.retainer = m.retainer; },
+      [](SessionOptions& o) { o.retention = Retention::kKeyDiff; },
+      [](SessionOptions& o) { o.retention = Retention::kTova; },
+      [](SessionOptions& o) { o.retention = Retention::kReread; },
+      [&](SessionOptions& o) { o.retention = Retention::kMix, o.retainer = m.retainer; },
+      [](SessionOptions& o) { o.selection = Selection::kTokenSelect, o.select_k = 20, o.select_local = 24; },
+      [](SessionOptions& o) { o.selection = Selection::kQuest, o.select_k = 48; },
+      [](SessionOptions& o) { o.positions = Positions::kOriginal; },
+      [](SessionOptions& o) { o.retain_scope = RetainScope::kLayer; },
+      [](SessionOptions& o) { o.watch = true; },
+      [](SessionOptions& o) { o.recall_mem = 0, o.recall_disk = 1 << 18; },
+      [](SessionOptions& o) { o.recall_mem = 40 << 10; },
+      [](SessionOptions& o) { o.recall = 16; },
+      [](SessionOptions& o) { o.recall_every = 1; },
+      [](SessionOptions& o) { o.chunk = 100; },
+      [](SessionOptions& o) { o.budget = 3 << 20, o.pool = 0, o.context = 4000; },
+  };
+  int sessions = 0;
+  for (size_t a = 0; a < std::size(changes); ++a)
+    for (size_t b = a; b < std::size(changes); ++b) {
+      SCOPED_TRACE(::testing::Message() << a << ", " << b);
+      SessionOptions o = with_store(48);
+      changes[a](o);
+      changes[b](o);
+      if (o.recall_mem && o.recall_disk) o.recall_mem = 0;
+      auto made = Session::create(m.model, cpu(), o);
+      if (!made.ok()) {  // two options that contradict each other
+        EXPECT_EQ(made.status().code(), Code::kInvalidArgument) << made.status().message();
+        continue;
+      }
+      const std::unique_ptr<Session> session = std::move(*made);
+      must(session->set_sampler(kWarm));
+      read(*session, seeded_tokens(260));
+      generate(*session, 30);
+      EXPECT_LE(session->allocated(), session->plan().total);
+      EXPECT_LE(session->plan().total, o.budget ? o.budget : UINT64_MAX);
+      EXPECT_LE(session->plan().store, o.recall_mem);
+      EXPECT_LE(session->plan().store_file, o.recall_disk);
+      for (size_t i = 0; i < session->runs().size(); ++i) {
+        EXPECT_LE(session->state().recalled[i], o.recall);
+        EXPECT_LE(session->state().own(i), session->runs()[i].capacity - o.recall);
+      }
+      for (const auto& layer : kept(*session))
+        for (const auto& head : layer)
+          EXPECT_EQ(std::adjacent_find(head.begin(), head.end(), std::greater_equal<>()), head.end());
+      const auto copy = must(Session::create(m.model, cpu(), o));
+      restore(*copy, save(*session));
+      EXPECT_EQ(go_on(*copy), go_on(*session));
+      if (HasFailure()) return;
+      ++sessions;
+    }
+  EXPECT_GT(sessions, 100);
+}
+
+}  // namespace
+}  // namespace thimble::test
