@@ -101,7 +101,7 @@ THIMBLE_OP_TESTS(KeyDiffs);
 // Like real keys, these have something in common: each is its head's mean plus a random part of the same
 // size.
 TEST_P(KeyDiffs, AreTheCosinesWithTheMeanOfTheUnitKeys) {
-  for (const uint32_t dh : {8u, 64u, 80u, 128u, 256u, 512u})
+  for (const uint32_t dh : {8u, 64u, 80u, 128u, 256u, 512u, 576u})
     for (const uint32_t rows : {0u, 1u, 33u, 300u})
       for (const bool chunk : {false, true}) {
         if ((rows && !chunk) || !takes_heads_of(dh)) continue;

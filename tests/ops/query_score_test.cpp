@@ -185,7 +185,7 @@ class QueryScores : public OpTest {
 THIMBLE_SHARED_OP_TESTS(QueryScores);
 
 TEST_P(QueryScores, OfTheLastOneAreTheMeanWeightsOfAllHeads) {
-  for (const uint32_t dh : {8u, 80u, 256u, 512u})
+  for (const uint32_t dh : {8u, 80u, 256u, 512u, 576u})
     for (const uint32_t rows : {0u, 1u, 33u})
       for (const uint32_t held : {1u, 63u, 65u, 300u})
         for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
@@ -284,7 +284,7 @@ TEST_P(QueryScores, OfHeadsWithListsAreByIndex) {
 }
 
 TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfRereadEntries) {
-  for (const uint32_t dh : {8u, 80u, 128u, 512u})
+  for (const uint32_t dh : {8u, 80u, 128u, 512u, 576u})
     for (const uint32_t rows : {1u, 17u, 75u})
       for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
         if (!takes_heads_of(dh)) return;
