@@ -27,6 +27,9 @@ std::vector<Choice> policies(const char* (*name_of)(int32_t)) {
   return all;
 }
 
+constexpr Choice kKvFormats[] = {
+    {"f16", THIMBLE_KV_F16}, {"q8_0", THIMBLE_KV_Q8_0}, {"q4_0", THIMBLE_KV_Q4_0}};
+
 // The retentions, and "auto", for which choose_retention() chooses.
 std::vector<Choice> retentions() {
   std::vector<Choice> all = policies(thimble_retention_name);
@@ -55,6 +58,20 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, int32_t& field, 
     throw CLI::ValidationError(name, "'" + word + "' is none of " + words);
   };
   return app.add_option_function<std::string>(name, set, help)->type_name(words);
+}
+
+// Reads --kv: one format for keys and values, or KEYS:VALUES.
+void read_kv(const std::string& text, thimble_session_options& o) {
+  const auto format = [&](const std::string& word) -> int32_t {
+    for (const Choice& c : kKvFormats)
+      if (word == c.name) return c.value;
+    throw CLI::ValidationError("--kv", "'" + text + "' is no format of keys and values; write " +
+                                           join({std::begin(kKvFormats), std::end(kKvFormats)}) +
+                                           ", or two of them as q8_0:q4_0");
+  };
+  const size_t colon = text.find(':');
+  o.key_format = format(text.substr(0, colon));
+  o.value_format = colon == text.npos ? o.key_format : format(text.substr(colon + 1));
 }
 
 }  // namespace
@@ -101,6 +118,13 @@ void add_policy_flags(CLI::App& app, Settings& s) {
   app.add_option("--chunk", o.chunk,
                  "Tokens read at a time (default: what the heads were trained for, or 1024)")
       ->type_name("N")
+      ->group(memory);
+
+  app.add_option_function<std::string>(
+         "--kv", [&o](const std::string& text) { read_kv(text, o); },
+         "Format of keys and values in the pool: f16, q8_0 (about half the bytes) or q4_0 (about a quarter); "
+         "KEYS:VALUES for two formats, as in q8_0:q4_0 (default: f16)")
+      ->type_name("FORMAT[:FORMAT]")
       ->group(memory);
 
   const char* retention = "Retention (what stays when the pool is full)";
@@ -163,7 +187,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
                  "Generated tokens after which the latest ones choose again what comes back (default: 32)")
       ->type_name("N")
       ->group(store);
-  add_choice(app, "--recall-format", o.recall_format, {{"f16", 0}, {"q8_0", 1}, {"q4_0", 2}},
+  add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},
              "How the store has keys and values (default: f16)")
       ->group(store);
 

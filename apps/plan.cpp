@@ -58,6 +58,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
                 {"keeps", by_layer(keeps, kv_heads(model))},
                 {"chunk", memory.chunk},
                 {"state_slots", memory.state_slots},
+                {"finer_layers", memory.finer_layers},
                 {"largest_position", bounded ? Json(memory.largest_position) : Json()},
                 {"trained_positions", info.context_length},
                 {"dense",
@@ -76,6 +77,10 @@ int plan_command(const Settings& s, uint64_t tokens) {
   if (options.budget_bytes)
     std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
   print_unequal(keeps);
+  if (memory.finer_layers)
+    std::printf(
+        "formats   %s of %s layers store keys or values more finely than --kv says (docs/design.md)\n",
+        format_count(memory.finer_layers).c_str(), format_count(info.layers).c_str());
   if (memory.states)
     std::printf("states    %s a slot in %s slots, of which %s can hold a position to rewind to\n",
                 format_size(memory.states / memory.state_slots).c_str(),

@@ -59,14 +59,21 @@ struct Weight : In {
   float scale = 1;
 };
 
-// Keys or values of one layer or chunk: [entries][head_dim] of `type`.
+// Keys or values of one layer or chunk: [entries][head_dim] of `type`. For q8_0 and q4_0, the type says how
+// many bits a channel has; the order of these bits is that of isa/kv_formats.h in backends/cpu, not that of
+// tensors.
 struct KvArray {
   View values;
   DType type = DType::kF16;
   explicit operator bool() const { return bool(values); }
 };
-// Bytes of this many channels of one entry.
-inline uint64_t kv_bytes(DType type, uint32_t head_dim) { return dtype_bytes(type, head_dim); }
+// Bytes of the channels of one entry and head. Rows of blocks have whole words.
+inline uint64_t kv_bytes(DType type, uint32_t head_dim) {
+  const uint64_t bytes = dtype_bytes(type, head_dim);
+  return dtype_info(type).block == 1 ? bytes : (bytes + 3) / 4 * 4;
+}
+// Whether rows of this many channels can have the type: they consist of whole blocks.
+inline bool kv_fits(DType type, uint32_t head_dim) { return head_dim % dtype_info(type).block == 0; }
 
 // The state of one recurrent mixer in each slot. A step reads slot state_from and writes slot state_to of
 // StepParams.
@@ -301,7 +308,8 @@ struct HeadLinear {
   Out y;     // [rows][y_stride]; [heads][y_head_stride]
   HeadLinearParams p;
 };
-// Appends k and v rows as f16, and their positions. Values beyond f16's range become its largest number.
+// Appends k and v rows, and their positions. If the format is f16 or has blocks, values beyond f16's range
+// become its largest number. A NaN in a block makes all channels of the block NaN.
 struct KvAppend {
   In qkv;  // [rows][row_stride]
   In rope;
@@ -444,7 +452,7 @@ struct Vote {
 // Quest (methods 4): the smallest and largest value of each channel among the keys of a page.
 struct PageBounds {
   KvArray k;   // [run][dh]
-  Out bounds;  // f16 [pages][2][dh]: smallest, largest
+  Out bounds;  // f16 [pages][2][dh]: smallest, largest; rounded if keys have blocks
   PageBoundsParams p;
 };
 // s_h(page) = scale * sum over channels of max(q * smallest, q * largest), for the pages of the middle

@@ -66,6 +66,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   thimble_memory m = {};
   m.pool = plan.options.pool;
   m.capacity = plan.capacity;
+  m.finer_layers = plan.finer_layers;
   m.chunk = plan.options.chunk;
   m.budget = plan.options.budget;
   m.weights = plan.weights;

@@ -79,10 +79,24 @@ std::vector<NamedSetting> saved_settings(const Engine& engine) {
       {"retention", policy_name(o.retention)},
       {"heads", o.retainer ? text_of(*o.retainer) : "none"},
   };
-#define X(type, name, at_first, values, saved)                        \
-  if (saved == Saved::kYes || (saved == Saved::kOnHost && on_host) || \
-      (saved == Saved::kWithStore && o.recall))                       \
+#define X(type, name, at_first, values, saved)                           \
+  if (saved == Saved::kYes || (saved == Saved::kOnHost && on_host) ||    \
+      (saved == Saved::kWithStore && o.recall) ||                        \
+      (saved == Saved::kIfSet && o.name != static_cast<type>(at_first))) \
     settings.push_back({#name, text_of(o.name, values)});
+  THIMBLE_SESSION_OPTIONS(X)
+#undef X
+  return settings;
+}
+
+// Adds the settings that files lack where an option has its value at first.
+std::vector<NamedSetting> with_unset(std::vector<NamedSetting> settings) {
+  const auto add = [&](const char* name, const std::string& value) {
+    if (std::none_of(settings.begin(), settings.end(), [&](const NamedSetting& s) { return s.name == name; }))
+      settings.push_back({name, value});
+  };
+#define X(type, name, at_first, values, saved) \
+  if (saved == Saved::kIfSet) add(#name, text_of(static_cast<type>(at_first), values));
   THIMBLE_SESSION_OPTIONS(X)
 #undef X
   return settings;
@@ -147,15 +161,15 @@ Status Session::check_settings(const SessionFile& file, std::span<const HeadRun>
                  "%s was saved with %s %s, this session has %s; make the session as the saved one was",
                  file.name.c_str(), what.c_str(), theirs.c_str(), ours.c_str());
   };
-  const std::vector<NamedSetting> settings = saved_settings(*engine_);
+  const std::vector<NamedSetting> settings = with_unset(saved_settings(*engine_)),
+                                  saved = with_unset(file.settings);
   for (const NamedSetting& ours : settings) {
-    const auto theirs = std::find_if(file.settings.begin(), file.settings.end(),
-                                     [&](const NamedSetting& s) { return s.name == ours.name; });
-    if (theirs == file.settings.end()) return refuse("no setting", ours.name, ours.value);
+    const auto theirs =
+        std::find_if(saved.begin(), saved.end(), [&](const NamedSetting& s) { return s.name == ours.name; });
+    if (theirs == saved.end()) return refuse("no setting", ours.name, ours.value);
     if (theirs->value != ours.value) return refuse(ours.name, theirs->value, ours.value);
   }
-  if (file.settings.size() != settings.size())
-    return file.damaged("it has settings that this library does not know");
+  if (saved.size() != settings.size()) return file.damaged("it has settings that this library does not know");
   if (file.pools.size() != runs.size()) return file.damaged("it has another number of heads");
   const uint32_t pages = plan().store_pages;
   if (file.store_pages.empty() != !engine_->store()) return file.damaged("its store and its settings differ");

@@ -68,7 +68,8 @@ static const Row kMemory[] = {I(pool),          I(capacity),
                               J(host_tables),   I(largest_position),
                               I(selection_pays), J(states),
                               J(state_slots),   J(draft),
-                              J(streamed),      J(store),         J(store_file)};
+                              J(streamed),      J(store),         J(store_file),
+                              I(finer_layers)};
 #undef STRUCT
 
 #define STRUCT thimble_stats
@@ -88,7 +89,7 @@ static const Row kOptions[] = {
     I(context),   I(seed),         I(select_page), I(dense_layers),   I(watch),
     I(rebuild),   I(rebuild_every), I(draft),      I(draft_tokens),
     I(recall_format), J(recall_mem_bytes), I(recall), I(recall_every),
-    J(recall_disk_bytes)};
+    J(recall_disk_bytes), I(key_format), I(value_format)};
 #undef STRUCT
 
 #define STRUCT thimble_sampler_options

@@ -41,11 +41,13 @@ export interface SessionOptions {
   rebuildEvery?: number;
   draft?: 'none' | 'lookup';
   draftTokens?: number;
-  recallFormat?: number;
+  recallFormat?: 'f16' | 'q8_0' | 'q4_0';
   recallMemBytes?: number;
   recall?: number;
   recallEvery?: number;
   recallDiskBytes?: number;
+  keyFormat?: 'f16' | 'q8_0' | 'q4_0';
+  valueFormat?: 'f16' | 'q8_0' | 'q4_0';
 }
 
 /** thimble_sampler_options; by default the most likely token is taken. */
@@ -115,6 +117,7 @@ export interface Memory {
   streamed: number;
   store: number;
   storeFile: number;
+  finerLayers: number;
 }
 
 /** thimble_stats. */

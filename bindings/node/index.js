@@ -22,7 +22,8 @@ function filled(struct, name, ...args) {
 // Options that are words here and numbers in C, with the prefix of the constants.
 const words = {
   retention: 'THIMBLE_RETENTION_', selection: 'THIMBLE_SELECTION_', retain_scope: 'THIMBLE_RETAIN_', vote: 'THIMBLE_VOTE_',
-  vote_scale: 'THIMBLE_SCALE_', positions: 'THIMBLE_POSITIONS_', draft: 'THIMBLE_DRAFT_',
+  vote_scale: 'THIMBLE_SCALE_', positions: 'THIMBLE_POSITIONS_', draft: 'THIMBLE_DRAFT_', recall_format: 'THIMBLE_KV_',
+  key_format: 'THIMBLE_KV_', value_format: 'THIMBLE_KV_',
 };
 const hidden = ['struct_size', 'reserved', 'progress', 'progress_user', 'draft_model'];
 

@@ -517,6 +517,11 @@ enum { /* selection: which entries a generated token attends to */
 THIMBLE_API const char* thimble_retention_name(int32_t retention);
 THIMBLE_API const char* thimble_selection_name(int32_t selection);
 enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with retention, else layer */
+enum { /* formats of keys and values in the pool: bytes for 32 channels */
+  THIMBLE_KV_F16 = 0,  /* 64 */
+  THIMBLE_KV_Q8_0 = 1, /* 34: 8 bits a channel and a scale, after a Hadamard transform */
+  THIMBLE_KV_Q4_0 = 2  /* 18: 4 bits, in the same way */
+};
 enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index in the list, or in the text */
 enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores: as published, or / sqrt(head_dim) */
 enum { /* drafts: where guesses of the next tokens come from */
@@ -590,7 +595,7 @@ typedef struct thimble_session_options {
                                    has the same distribution. Not with a selection, TOVA, ADORE, watch or a store */
   uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
                                    how many guesses are right */
-  int32_t recall_format;        /* how the store has keys and values: 0: f16 (default), 1: q8_0, 2: q4_0 */
+  int32_t recall_format;        /* THIMBLE_KV_*: how the store has keys and values; with a store, the pool has F16 */
   const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
                                    in the plan and in the budget. Free it after the session */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
@@ -599,6 +604,10 @@ typedef struct thimble_session_options {
                                    prompt and of generated tokens choose them; 0: 512 with a store */
   uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32 */
   uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index */
+  int32_t key_format;           /* THIMBLE_KV_*: how the pool stores keys. A layer keeps F16 where heads are no multiple
+                                   of 32 channels wide, or where keys have a large bias, and Q8_0 instead of Q4_0 where
+                                   keys have a bias or few layers see the whole text (thimble_memory.finer_layers) */
+  int32_t value_format;         /* the same for values, whatever their bias */
 } thimble_session_options;
 
 /* Fill in the defaults. `struct_size` is sizeof *options. */
@@ -638,6 +647,8 @@ typedef struct thimble_memory {
   uint64_t streamed; /* the part of `mapped` that does not fit in memory, so that each step reads it again; 0: none */
   uint64_t store;       /* host memory of the store of evicted entries: in no other number */
   uint64_t store_file;  /* the temporary file of evicted entries; its index is part of `io` */
+  uint32_t finer_layers; /* layers whose keys or values have more bits than key_format and value_format say */
+  uint32_t reserved;
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.

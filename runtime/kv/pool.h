@@ -81,7 +81,7 @@ struct Dimensions {
 
 // The arrays of one layer. Each has the entries of all heads, and each head's entries are in its run.
 struct LayerPool {
-  KvArray k, v;  // f16 [dh]; k before RoPE, unless positions are original
+  KvArray k, v;  // [dh]; k before RoPE, unless positions are original
   View pos;      // int32
   View cis;      // f32 retention scores; empty if nothing is evicted
 };

@@ -43,12 +43,11 @@ inline Cost state_cost(const SsmMixer& m) {
   return {2.0 * static_cast<double>(m.state_bytes()), 5.0 * m.value_cols() * m.state};
 }
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
-Cost key_cost(const AttentionMixer&);
+Cost key_cost(const AttentionMixer&, DType = DType::kF16);
 // The same for its keys and values.
-Cost entry_cost(const AttentionMixer&);
-// The sums over all layers that attend to every entry, without the first `skipped` layers of the model.
+Cost entry_cost(const AttentionMixer&, DType k = DType::kF16, DType v = DType::kF16);
+// The cost of its keys in f16 in all layers that attend to every entry, without the first `skipped` layers of the model.
 Cost full_key_cost(const Model&, uint32_t skipped = 0);
-Cost full_entry_cost(const Model&);
 // The number of KV heads whose entries these layers attend to.
 uint32_t full_heads(const Model&);
 

@@ -2,18 +2,19 @@
 
 #include <algorithm>
 
+#include "runtime/policy/kv_types.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
-    : full_entries_(full_entry_cost(model)) {
+    : full_entry_(full_entry_cost(model, o).both) {
   for (const Layer& layer : model.layers) {
     layers_ += product_cost(layer.token_branch);
     for (const Mixer& mixer : layer.mixers)
       layers_ += std::visit([](const auto& m) { return product_cost(m) + state_cost(m); }, mixer);
     if (layer.has_window())
-      windows_.push_back({double(layer.attention()->window), entry_cost(*layer.attention())});
+      windows_.push_back({double(layer.attention()->window), entry_cost(model, *layer.attention(), o).both});
     if (const auto* experts = std::get_if<Experts>(&layer.feed_forward)) {
       layers_ += product_cost(experts->router) + product_cost(experts->latent_down) +
                  product_cost(experts->latent_up) + product_cost(experts->shared) +
@@ -42,7 +43,7 @@ Cost CostModel::run(double rows, double entries, bool chunk, bool logits) const 
     const double first = std::min(entries + 1, most), last = std::min(entries + rows, most);
     cost += {(last + rows) * entry.bytes, rows * (first + last) / 2 * entry.flop};
   };
-  attend(full_entries_, chunk ? most_chunk_ : most_decode_);
+  attend(full_entry_, chunk ? most_chunk_ : most_decode_);
   for (const Window& window : windows_) attend(window.entry, window.tokens);
   return cost;
 }

@@ -22,8 +22,8 @@ class CostModel {
   Cost experts_;             // the weights of all experts of all layers
   double expert_share_ = 1;  // the fraction of the experts that a row uses
   Cost output_;              // the output matrix
-  Cost full_entries_;        // one entry's keys and values in all layers that attend to every entry
-  // The layers with a window: its length, and the cost of one entry's keys and values.
+  Cost full_entry_;          // one entry in all layers that attend to every entry
+  // The layers with a window: its length, and the cost of one entry.
   struct Window {
     double tokens;
     Cost entry;

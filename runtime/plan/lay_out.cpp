@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/policy/kv_types.h"
+
 namespace thimble {
 namespace {
 
@@ -12,11 +14,18 @@ bool has_values(const Model& model) {
 }
 
 // The arrays of the layers without a window, if runs move: parts of arrays in which all their runs are. These
-// layers have keys of the same width.
-void place_moving(const Model& model, const Dimensions& d, Arena& arena, std::vector<LayerPool>& layers) {
-  const uint64_t f32 = 4, i32 = 4, key = kv_bytes(DType::kF16, model.retained_head_dim());
-  const LayerPool all{.k = {.values = arena.place(d.pool_entries * key)},
-                      .v = {.values = has_values(model) ? arena.place(d.pool_entries * key) : View{}},
+// layers have keys of the same width, and so of the same format.
+void place_moving(const Model& model, const SessionOptions& o, const Dimensions& d, Arena& arena,
+                  std::vector<LayerPool>& layers) {
+  const uint64_t f32 = 4, i32 = 4;
+  const auto first = std::find_if(model.layers.begin(), model.layers.end(),
+                                  [](const Layer& layer) { return layer.retains(); });
+  const KvTypes types = kv_types(model, *first->attention(), o);
+  const auto rows = [&](DType type) {
+    return KvArray{arena.place(d.pool_entries * kv_bytes(type, model.retained_head_dim())), type};
+  };
+  const LayerPool all{.k = rows(types.k),
+                      .v = has_values(model) ? rows(types.v) : KvArray{},
                       .pos = arena.place(d.pool_entries * i32),
                       .cis = arena.place(d.pool_entries * f32)};
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -25,17 +34,18 @@ void place_moving(const Model& model, const Dimensions& d, Arena& arena, std::ve
       const uint64_t entry_bytes = array.bytes / d.pool_entries;
       return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
     };
-    layers[i].k.values = part(all.k.values);
-    if (all.v) layers[i].v.values = part(all.v.values);
+    layers[i].k = {part(all.k.values), all.k.type};
+    if (all.v) layers[i].v = {part(all.v.values), all.v.type};
     layers[i].pos = part(all.pos);
     layers[i].cis = part(all.cis);
   }
 }
 
-std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena& arena) {
+std::vector<LayerPool> place_pool(const Model& model, const SessionOptions& o, const Dimensions& d,
+                                  Arena& arena) {
   const uint64_t f32 = 4, i32 = 4;
   std::vector<LayerPool> layers(model.layers.size());
-  if (d.moves) place_moving(model, d, arena, layers);
+  if (d.moves) place_moving(model, o, d, arena, layers);
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionMixer* attention = model.layers[i].attention();
     if (!attention) continue;
@@ -46,9 +56,10 @@ std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena
     }
     if (d.moves && !attention->window) continue;
     const uint64_t entries = d.layer_entries[i];
-    layer.k.values = arena.place(entries * kv_bytes(layer.k.type, attention->head_dim));
+    const KvTypes types = kv_types(model, *attention, o);
+    layer.k = {arena.place(entries * kv_bytes(types.k, attention->head_dim)), types.k};
     if (attention->has_values())
-      layer.v.values = arena.place(entries * kv_bytes(layer.v.type, attention->head_dim));
+      layer.v = {arena.place(entries * kv_bytes(types.v, attention->head_dim)), types.v};
     layer.pos = arena.place(entries * i32);
     if (d.runs[attention->first_run].evicts) layer.cis = arena.place(entries * f32);
   }
@@ -58,30 +69,48 @@ std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena
 // The chunk's rows of each layer: those of layers whose keys other layers read, and those of all others.
 std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   const uint64_t f32 = 4, i32 = 4, rows = s.options.chunk;
-  const auto place = [&](uint64_t kv_heads, uint32_t kv_cols) {
+  // The bytes of one row's keys, and of its values, in all heads of a layer.
+  struct RowBytes {
+    uint64_t k, v;
+  };
+  const auto row_bytes = [&](const AttentionMixer& m) {
+    const KvTypes types = kv_types(s.model, m, s.options);
+    return RowBytes{m.kv_heads * kv_bytes(types.k, m.head_dim), m.kv_heads * kv_bytes(types.v, m.head_dim)};
+  };
+  const auto place = [&](uint64_t kv_heads, const RowBytes& bytes) {
     ChunkRows chunk;
-    chunk.k.values = arena.place(rows * kv_bytes(chunk.k.type, kv_cols));
-    if (has_values(s.model)) chunk.v.values = arena.place(rows * kv_bytes(chunk.v.type, kv_cols));
+    chunk.k.values = arena.place(rows * bytes.k);
+    if (has_values(s.model)) chunk.v.values = arena.place(rows * bytes.v);
     chunk.pos = arena.place(rows * kv_heads * i32);
     if (s.dimensions.evicts) chunk.cis = arena.place(rows * kv_heads * f32);
     return chunk;
   };
-  std::vector<ChunkRows> chunks(s.model.layers.size(), place(s.model.shape.kv_heads, s.dimensions.kv_cols));
+  RowBytes most{};
+  for (const Layer& layer : s.model.layers) {
+    const AttentionMixer* m = layer.attention();
+    if (!m || !m->has_keys()) continue;
+    most.k = std::max(most.k, row_bytes(*m).k);
+    most.v = std::max(most.v, row_bytes(*m).v);
+  }
+  std::vector<ChunkRows> chunks(s.model.layers.size(), place(s.model.shape.kv_heads, most));
   for (size_t i = 0; i < chunks.size(); ++i) {
     const AttentionMixer* m = s.model.layers[i].attention();
     if (!m) continue;
-    if (!m->has_keys())
+    if (!m->has_keys()) {
       chunks[i] = chunks[m->owner];
-    else if (m->last_reader != i)
-      chunks[i] = place(m->kv_heads, m->kv_cols());
+      continue;
+    }
+    if (m->last_reader != i) chunks[i] = place(m->kv_heads, row_bytes(*m));
+    const KvTypes types = kv_types(s.model, *m, s.options);
+    chunks[i].k.type = types.k;
+    chunks[i].v.type = types.v;
   }
   return chunks;
 }
 
 DType recall_dtype(const AttentionMixer& m, const SessionOptions& o) {
-  constexpr DType kTypes[] = {DType::kF16, DType::kQ8_0, DType::kQ4_0};
-  const DType type = kTypes[static_cast<size_t>(o.recall_format)];
-  return m.head_dim % dtype_info(type).block == 0 ? type : DType::kF16;
+  const DType type = dtype_of(o.recall_format);
+  return kv_fits(type, m.head_dim) ? type : DType::kF16;
 }
 
 RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
@@ -153,7 +182,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   const uint64_t f32 = 4, i32 = 4;
 
   Layout l;
-  l.layers = place_pool(model, d, pool);
+  l.layers = place_pool(model, o, d, pool);
   for (const Layer& layer : model.layers) {
     StateArray& state = l.states.emplace_back();
     if (!layer.state_bytes()) continue;

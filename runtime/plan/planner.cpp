@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "base/size_text.h"
 #include "runtime/draft/lookup.h"
 #include "runtime/plan/dimensions.h"
 #include "runtime/plan/lay_out.h"
+#include "runtime/policy/kv_types.h"
 #include "runtime/sampler/sampler.h"
 
 namespace thimble {
@@ -51,12 +53,23 @@ bool have_equal_widths(const Model& model) {
   });
 }
 
+// Whether these layers store keys and values alike.
+bool have_equal_formats(const Model& model, const SessionOptions& o) {
+  std::optional<KvTypes> first;
+  return std::all_of(model.layers.begin(), model.layers.end(), [&](const Layer& layer) {
+    if (!layer.retains()) return true;
+    const KvTypes types = kv_types(model, *layer.attention(), o);
+    if (!first) first = types;
+    return types == *first;
+  });
+}
+
 // Whether selecting and attending to the selection reads fewer bytes than attending to a full pool (methods
 // 6.2).
 bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
           const SelectionPolicy& selection) {
   if (!selection.selects(o) || d.capacity <= selection.most_attended(o)) return false;
-  const double entry = full_entry_cost(model).bytes;
+  const double entry = full_entry_cost(model, o).both.bytes;
   return selection.cost(model, o, d.capacity).bytes + entry * selection.most_attended(o) < entry * d.capacity;
 }
 
@@ -105,6 +118,12 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   if (d.moves && !have_equal_widths(model))
     return error(Code::kUnsupported,
                  "heads of different widths cannot share one pool unequally; leave the shares out");
+  if (d.moves && !have_equal_formats(model, o))
+    return error(
+        Code::kUnsupported,
+        "some layers of this model store keys or values more finely than the session asks for, and "
+        "heads in different formats cannot share one pool unequally; store both as f16, or leave the "
+        "shares out");
   if (d.most_layer_entries > kMostLayerEntries)
     return error(
         Code::kUnsupported,
@@ -117,6 +136,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   THIMBLE_LET(needs, most_needs(model, on, o, session));
 
   plan.capacity = d.capacity;
+  plan.finer_layers = finer_layers(model, o);
   plan.backend_scratch = needs.workspace;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   const Layout layout = lay_out(setting, policies, device, needs.workspace, pool, workspace, io);
@@ -262,6 +282,10 @@ Status resolve_recall(SessionOptions& o) {
         "%s gives a store nothing to recall: %s; choose another retention, or leave the store out",
         policy_name(o.retention),
         traits(o.retention).evicts() ? "it reads evicted tokens again by itself" : "it evicts nothing");
+  if (o.key_format != KvFormat::kF16 || o.value_format != KvFormat::kF16)
+    return error(Code::kUnsupported,
+                 "a store takes entries of a pool of f16 only, because an entry is encoded once; leave the "
+                 "formats of keys and values or the store out");
   if (!o.recall) o.recall = kDefaultRecall;
   if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
   return {};
@@ -347,8 +371,35 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   return o;
 }
 
+namespace {
+
+// Refuses formats of keys and values that the model or the device does not have.
+Status check_formats(const Model& model, const Device& device, const SessionOptions& o) {
+  const bool asks = o.key_format != KvFormat::kF16 || o.value_format != KvFormat::kF16;
+  for (const Layer& layer : model.layers) {
+    const AttentionMixer* m = layer.attention();
+    if (!m || !m->has_keys()) continue;
+    const KvTypes types = kv_types(model, *m, o);
+    const KvMerge op{
+        .k = {{}, types.k}, .v = {{}, types.v}, .pos = {}, .cis = {}, .p = {.head_dim = m->head_dim}};
+    if (asks && m->is_latent())
+      return error(
+          Code::kUnsupported,
+          "%s reads values from its keys' rows, which are stored as f16 only; leave their formats out",
+          model.gguf().name().c_str());
+    if (types == KvTypes{} || device.supports(op)) continue;
+    return error(Code::kUnsupported,
+                 "%s cannot store keys as %s and values as %s; leave these formats out, or use --device cpu",
+                 device.info().name.c_str(), dtype_info(types.k).name, dtype_info(types.v).name);
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<MemoryPlan> make_plan(const Model& model, const Device& device, const SessionOptions& options) {
   THIMBLE_LET(o, resolve(model, options));
+  THIMBLE_TRY(check_formats(model, device, o));
   Policies policies(o);
   if (!o.pool) {
     THIMBLE_LET(fits, search(model, device, o));

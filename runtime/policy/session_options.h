@@ -20,7 +20,7 @@ enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
 enum class Draft : int32_t { kNone, kLookup, kModel };
-enum class RecallFormat : uint32_t { kF16, kQ8, kQ4 };
+enum class KvFormat : uint32_t { kF16, kQ8_0, kQ4_0 };
 
 // A value that has a name: its number in the C interface and here, its name in errors and in session files.
 struct OptionChoice {
@@ -48,7 +48,7 @@ inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "S
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
 inline constexpr OptionChoice kDraftChoices[] = {
     {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}};
-inline constexpr OptionChoice kRecallFormats[] = {
+inline constexpr OptionChoice kKvFormatChoices[] = {
     {0, "F16", "f16"}, {1, "Q8_0", "q8_0"}, {2, "Q4_0", "q4_0"}};
 inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
 inline constexpr OptionChoice kYesNoOrDefault[] = {
@@ -61,8 +61,9 @@ inline constexpr OptionValues kCosine = {};                   // a float, at lea
 
 // Whether a session is restored only if it has the saved session's value. kOnHost: only if its retention
 // scores on the host, kWithStore: only if it has a store of evicted entries; other files lack the option,
-// because they are older than it.
-enum class Saved { kNo, kYes, kOnHost, kWithStore };
+// because they are older than it. kIfSet: yes, but files lack the option where it has its value at first,
+// because they may be older than it.
+enum class Saved { kNo, kYes, kOnHost, kWithStore, kIfSet };
 
 // X(type, name, value at first, values, whether it is saved), in the order of session files. Zero and
 // kDefault mean that resolve() in plan/planner.h decides. Each name is also that of the field in
@@ -95,9 +96,11 @@ enum class Saved { kNo, kYes, kOnHost, kWithStore };
   X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)     \
   X(Draft,       draft,          Draft::kNone,          {kDraftChoices},        Saved::kNo)     \
   X(uint32_t,    draft_tokens,   0,                     {.most = kMostDrafted}, Saved::kNo)     \
-  X(uint32_t,     recall,        0,                     kCount,                 Saved::kWithStore) \
-  X(uint32_t,     recall_every,  0,                     kCount,                 Saved::kWithStore) \
-  X(RecallFormat, recall_format, RecallFormat::kF16,    {kRecallFormats},       Saved::kWithStore)
+  X(uint32_t,    recall,         0,                     kCount,                 Saved::kWithStore) \
+  X(uint32_t,    recall_every,   0,                     kCount,                 Saved::kWithStore) \
+  X(KvFormat,    recall_format,  KvFormat::kF16,        {kKvFormatChoices},     Saved::kWithStore) \
+  X(KvFormat,    key_format,     KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)  \
+  X(KvFormat,    value_format,   KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)
 // clang-format on
 
 struct SessionOptions {

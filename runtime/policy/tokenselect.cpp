@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/policy/kv_types.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {
@@ -147,7 +148,7 @@ class TokenSelect : public SelectionPolicy {
   // Each key between the first and the local entries is read once.
   Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
     if (entries <= most_attended(o)) return {};
-    return full_key_cost(model) * (entries - o.select_init - o.select_local);
+    return full_entry_cost(model, o).keys * (entries - o.select_init - o.select_local);
   }
 
   Status clear(Device& device) const override {

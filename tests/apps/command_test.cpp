@@ -177,6 +177,15 @@ TEST(Command, OptionsThatContradictEachOtherAreUsageErrors) {
   EXPECT_EQ(thimble("tokenize -m x -p text --decode 1").exit_code, 2);
 }
 
+TEST(Command, AnUnknownFormatOfKeysAndValuesIsAUsageError) {
+  for (const char* kv : {"q5_0", "q8_0:", ":q8_0", "q8_0:q4_0:f16", "Q8_0"}) {
+    const Outcome outcome = thimble(std::string("run -m x -p question --kv ") + kv);
+    EXPECT_EQ(outcome.exit_code, 2) << kv;
+    EXPECT_NE(outcome.error.find("write f16|q8_0|q4_0, or two of them as q8_0:q4_0"), std::string::npos)
+        << outcome.error;
+  }
+}
+
 TEST(Command, FlagsOfAnotherSelectionAreUsageErrorsThatNameTheirOwn) {
   const struct {
     const char *arguments, *sentence;
@@ -477,6 +486,30 @@ TEST(Plan, ShowsTheStatesOfRecurrentLayers) {
   EXPECT_NE(table.find("states    6.0 KiB a slot in 18 slots, of which 16 can hold a position to rewind to"),
             table.npos)
       << table;
+}
+
+TEST(Plan, ShowsTheBytesOfFormatsOfKeysAndValues) {
+  THIMBLE_NEEDS(kModel);
+  const auto pool = [&](const std::string& kv) {
+    return Json::parse(
+               thimble("plan --json --device cpu --retention none --pool 1984 --chunk 256 -n 64" + kv + kM)
+                   .out)["memory"]["pool"]
+        .get<int64_t>();
+  };
+  // 8 layers, 2 KV heads of 64 and 2,048 entries, all multiples of the alignment. A row has 128, 68 or 36
+  // bytes.
+  const int64_t rows = 8 * 2 * 2048;
+  EXPECT_EQ(pool("") - pool(" --kv f16"), 0);
+  EXPECT_EQ(pool("") - pool(" --kv q8_0"), rows * 2 * (128 - 68));
+  EXPECT_EQ(pool("") - pool(" --kv q8_0:q4_0"), rows * (128 - 68 + 128 - 36));
+  EXPECT_EQ(pool("") - pool(" --kv f16:q4_0"), rows * (128 - 36));
+  const TemporaryFile narrow;  // heads of 8 channels
+  tiny_model("llama").write(narrow.path());
+  const std::string command = "plan --device cpu --kv q4_0 -m " + narrow.path();
+  EXPECT_EQ(Json::parse(thimble(command + " --json").out).at("finer_layers"), 2);
+  EXPECT_NE(thimble(command).out.find("formats   2 of 2 layers store keys or values more finely"),
+            std::string::npos)
+      << thimble(command).out;
 }
 
 TEST(Plan, SaysWhatDenseAttentionWouldNeed) {

@@ -10,7 +10,7 @@
 // These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 192);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 200);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -138,8 +138,10 @@ OFFSET(thimble_session_options, recall_mem_bytes, 168);
 OFFSET(thimble_session_options, recall, 176);
 OFFSET(thimble_session_options, recall_every, 180);
 OFFSET(thimble_session_options, recall_disk_bytes, 184);
+OFFSET(thimble_session_options, key_format, 192);
+OFFSET(thimble_session_options, value_format, 196);
 
-static_assert(sizeof(thimble_memory) == 184);
+static_assert(sizeof(thimble_memory) == 192);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -166,6 +168,8 @@ OFFSET(thimble_memory, draft, 152);
 OFFSET(thimble_memory, streamed, 160);
 OFFSET(thimble_memory, store, 168);
 OFFSET(thimble_memory, store_file, 176);
+OFFSET(thimble_memory, finer_layers, 184);
+OFFSET(thimble_memory, reserved, 188);
 
 static_assert(sizeof(thimble_sampler_options) == 40);
 OFFSET(thimble_sampler_options, struct_size, 0);
@@ -256,6 +260,9 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_EQ(THIMBLE_VOTE_AUTO, 0);
   EXPECT_EQ(THIMBLE_VOTE_LAYER, 1);
   EXPECT_EQ(THIMBLE_VOTE_GROUP, 2);
+  EXPECT_EQ(THIMBLE_KV_F16, 0);
+  EXPECT_EQ(THIMBLE_KV_Q8_0, 1);
+  EXPECT_EQ(THIMBLE_KV_Q4_0, 2);
   EXPECT_EQ(THIMBLE_POSITIONS_LIST, 0);
   EXPECT_EQ(THIMBLE_POSITIONS_ORIGINAL, 1);
   EXPECT_EQ(THIMBLE_SCALE_NONE, 0);

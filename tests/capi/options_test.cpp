@@ -28,6 +28,8 @@ TEST(Options, InitWritesTheDocumentedDefaults) {
   EXPECT_EQ(o.select_page, 0u);
   EXPECT_EQ(o.dense_layers, THIMBLE_DEFAULT);
   EXPECT_EQ(o.watch, 0u);
+  EXPECT_EQ(o.key_format, THIMBLE_KV_F16);
+  EXPECT_EQ(o.value_format, THIMBLE_KV_F16);
   EXPECT_EQ(o.progress, nullptr);
 
   thimble_sampler_options s;
@@ -293,6 +295,8 @@ TEST(Options, ThatAreWrongAreNamed) {
       {"unknown vote", [](O& o) { o.vote = 3; }, THIMBLE_INVALID_ARGUMENT, "vote"},
       {"unknown vote scale", [](O& o) { o.vote_scale = 2; }, THIMBLE_INVALID_ARGUMENT, "vote_scale"},
       {"unknown positions", [](O& o) { o.positions = 2; }, THIMBLE_INVALID_ARGUMENT, "positions"},
+      {"unknown format of keys", [](O& o) { o.key_format = 3; }, THIMBLE_INVALID_ARGUMENT, "key_format"},
+      {"unknown format of values", [](O& o) { o.value_format = -1; }, THIMBLE_INVALID_ARGUMENT, "Q4_0 (2)"},
       {"a flag that is neither", [](O& o) { o.select_prefill = 2; }, THIMBLE_INVALID_ARGUMENT,
        "select_prefill"},
       {"a flag that is neither", [](O& o) { o.watch = 2; }, THIMBLE_INVALID_ARGUMENT, "watch"},

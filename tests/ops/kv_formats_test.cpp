@@ -1,14 +1,14 @@
 // Ops and the formats of keys and values: the same numbers give the same bits whatever their format. bf16 is
-// the format that only tests use, on all devices; the CPU has f32 as well.
+// the format that only tests use, on all devices; the CPU has f32 as well. q8_0 and q4_0 have blocks.
 #include <bit>
 
-#include "tests/ops/kv_reference.h"
+#include "tests/ops/kv_blocks.h"
 
 namespace thimble::test {
 namespace {
 
 // More entries than a tile has.
-constexpr uint32_t kHeads = 2, kCapacity = 100, kHeld = 90, kRows = 3;
+constexpr uint32_t kHeads = 2, kCapacity = 100, kHeld = 90, kRows = 3, kPage = 16;
 
 // The widths that choose how kernels read rows.
 struct Shape {
@@ -19,36 +19,49 @@ constexpr Shape kShapes[] = {
     {72, 2, {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 64}},  // not a multiple of the widest vector
     {64, 8, {.mode = kRopeList, .pairing = kRopeAdjacent, .n_rot = 64}},  // matrix units, if there are any
     {40, 2, {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 20}},    // one channel at a time
+    {96, 2, {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = 40}},    // an odd number of blocks
 };
+
+bool has_blocks(DType type) { return dtype_info(type).block > 1; }
 
 class KvFormats : public OpTest {
  protected:
   static std::vector<HeadState> heads() { return equal_heads(kHeads, kCapacity, kHeld, 80); }
   std::vector<DType> other_formats() {
     std::vector<DType> formats;
-    for (const DType type : {DType::kBF16, DType::kF32})
-      if (const KvArray a{View(), type}; device().supports(KvMerge{.k = a, .v = a, .p = {.head_dim = 72}}))
+    for (const DType type : {DType::kBF16, DType::kF32, DType::kQ8_0, DType::kQ4_0})
+      if (const KvArray a{View(), type}; device().supports(KvMerge{.k = a, .v = a, .p = {.head_dim = 64}}))
         formats.push_back(type);
     return formats;
   }
 
-  // Numbers that all formats can hold: bf16 has 8 significant bits.
-  static std::vector<float> exact(Random& random, size_t count) {
+  // Numbers that f16 and this format can hold. bf16 has 8 significant bits.
+  static std::vector<float> exact(DType type, Random& random, size_t count) {
+    if (has_blocks(type)) return exact_blocks(type, random, count);
     std::vector<float> numbers(count);
     for (float& x : numbers) x = (static_cast<float>(random.below(257)) - 128) / 128;
     return numbers;
   }
   // Rows of these numbers in a format.
-  KvArray array(DType type, const std::vector<float>& numbers) {
+  KvArray array(DType type, const std::vector<float>& numbers, uint32_t head_dim) {
     if (type == DType::kF32) return {inout(numbers), type};
+    if (has_blocks(type)) return {inout(exact_rows(type, numbers, head_dim)), type};
     std::vector<uint16_t> stored(numbers.size());
     for (size_t i = 0; i < numbers.size(); ++i)
       stored[i] = type == DType::kF16 ? f32_to_f16(numbers[i])
                                       : static_cast<uint16_t>(std::bit_cast<uint32_t>(numbers[i]) >> 16);
     return {inout(stored), type};
   }
-  std::vector<float> numbers(const KvArray& a) {
+  std::vector<float> numbers(const KvArray& a, uint32_t head_dim) {
     if (a.type == DType::kF32) return get<float>(a.values);
+    if (has_blocks(a.type)) {
+      const auto bytes = get<std::byte>(a.values);
+      std::vector<float> wide;
+      for (size_t row = 0; row < bytes.size(); row += kv_bytes(a.type, head_dim))
+        for (const double x : stored_row(a.type, &bytes[row], head_dim))
+          wide.push_back(static_cast<float>(x));
+      return wide;
+    }
     const auto stored = get<uint16_t>(a.values);
     std::vector<float> wide(stored.size());
     std::transform(stored.begin(), stored.end(), wide.begin(),
@@ -56,17 +69,20 @@ class KvFormats : public OpTest {
     return wide;
   }
 
-  // What all ops make of the same pool and chunk in one format, op by op.
-  std::vector<std::vector<float>> results(const Shape& shape, DType type) {
+  // What all ops make of the same pool and chunk in one format, op by op. `other` can hold their numbers,
+  // too.
+  std::vector<std::vector<float>> results(const Shape& shape, DType type, DType other) {
     clear();
     const uint32_t head_dim = shape.head_dim, group = shape.group, queries = kHeads * group,
                    columns = (queries + 2 * kHeads) * head_dim;
     size_for(kHeads, group, head_dim, session_of(heads(), kRows, kCapacity + kRows, kCapacity));
     Random random{7};
-    const auto rows = [&](uint64_t count) { return array(type, exact(random, count * head_dim)); };
+    const auto exact = [&](uint64_t count) { return KvFormats::exact(other, random, count); };
+    const auto rows = [&](uint64_t count) { return array(type, exact(count * head_dim), head_dim); };
+    const auto numbers = [&](const KvArray& a) { return KvFormats::numbers(a, head_dim); };
     const KvArray k = rows(kHeads * kCapacity), v = rows(kHeads * kCapacity), chunk_k = rows(kHeads * kRows),
                   chunk_v = rows(kHeads * kRows);
-    const std::vector<float> projected = exact(random, kRows * columns);
+    const std::vector<float> projected = exact(kRows * columns);
     std::vector<int32_t> positions(kHeads * kCapacity);
     for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(2 * (i % kCapacity));
     const View qkv = inout(projected), rope = input(Rotation{.n_rot = shape.rope.n_rot}.table(kCapacity)),
@@ -78,6 +94,7 @@ class KvFormats : public OpTest {
                sums = output<float>(kHeads * kRows * group * kQueryScoreSums + kHeads * head_dim),
                view_k = output<std::byte>(kHeads * kCapacity * head_dim * view_element_bytes()),
                view_v = output<std::byte>(kHeads * kCapacity * head_dim * view_element_bytes()),
+               bounds = output<uint16_t>((kHeads * kCapacity / kPage + kHeads) * 2 * head_dim),
                marked = input(std::vector<uint32_t>(kRows, 1)),
                range = input(std::vector<uint32_t>{2, 5, 80, 85}), row_sums = output<float>(kRows * queries),
                logits = inout(std::vector<float>(kHeads * kCapacity, -100)),
@@ -132,6 +149,13 @@ class KvFormats : public OpTest {
                       .scale = 1,
                       .rope = shape.rope}},
           {lse});
+    PageBounds pages{{{}, other}, bounds, {.heads = kHeads, .head_dim = head_dim, .page = kPage, .all = 1}};
+    if (device().supports(pages)) {
+      pages.k = k;
+      after(none, pages, {});
+      const auto halves = get<uint16_t>(bounds);
+      all.emplace_back(halves.begin(), halves.end());
+    }
     RopeParams original = shape.rope;
     original.mode = kRopeOriginal;
     after(chunk,
@@ -201,11 +225,12 @@ class KvFormats : public OpTest {
     append.p.into = kIntoPool;
     after(token, append, {});
     // With the norms before it, in one program of one row: of keys of length sqrt(head_dim), so that the
-    // normed keys are exact as well.
+    // normed keys are exact as well. For blocks, they are the weights.
     std::vector<float> signs = projected;
-    for (uint32_t c = 0; c < (queries + kHeads) * head_dim; ++c) signs[c] = random.below(2) ? 1.0f : -1.0f;
+    for (uint32_t c = 0; c < (queries + kHeads) * head_dim; ++c)
+      signs[c] = random.below(2) || has_blocks(other) ? 1.0f : -1.0f;
     put(qkv, signs);
-    const View weight = input(exact(random, head_dim));
+    const View weight = input(exact(head_dim));
     const auto norm = [&](uint32_t column, uint32_t groups) {
       const View own = qkv.slice(column * sizeof(float), qkv.bytes - column * sizeof(float));
       return RmsNorm{own, weight, own, {.cols = head_dim, .groups = groups, .row_stride = columns}};
@@ -270,12 +295,12 @@ class KvFormats : public OpTest {
 THIMBLE_OP_TESTS(KvFormats);
 
 TEST_P(KvFormats, TheSameNumbersGiveTheSameBits) {
-  for (const uint32_t i : fewer({0, 1, 2}, {0, 2}, {0})) {
+  for (const uint32_t i : fewer({0, 1, 2, 3}, {0, 2, 3}, {0, 3})) {
     SCOPED_TRACE(kShapes[i].head_dim);
-    const auto of_halves = results(kShapes[i], DType::kF16);
     for (const DType type : other_formats()) {
+      if (!kv_fits(type, kShapes[i].head_dim)) continue;
       SCOPED_TRACE(dtype_info(type).name);
-      const auto others = results(kShapes[i], type);
+      const auto of_halves = results(kShapes[i], DType::kF16, type), others = results(kShapes[i], type, type);
       ASSERT_EQ(of_halves.size(), others.size());
       for (size_t r = 0; r < others.size(); ++r) EXPECT_EQ(of_halves[r], others[r]) << "result " << r;
     }
@@ -325,17 +350,20 @@ TEST_P(KvFormats, RoundToNearestWithinTheirRange) {
     std::vector<float> keys(kDim, s.tenth), values = keys;
     keys[3] = s.large;
     values[5] = s.larger;
-    EXPECT_EQ(numbers(k), keys);
-    EXPECT_EQ(numbers(v), values);
+    EXPECT_EQ(numbers(k, kDim), keys);
+    EXPECT_EQ(numbers(v, kDim), values);
     EXPECT_EQ(get<uint32_t>(saturated)[0], s.saturated);
   }
 }
 
 TEST_P(KvFormats, AreRefusedWhereAnOpLacksThem) {
   constexpr uint32_t kDim = 72;
-  const KvArray halves{View(), DType::kF16}, brains{View(), DType::kBF16}, blocks{View(), DType::kQ8_0};
+  const KvArray halves{View(), DType::kF16}, brains{View(), DType::kBF16}, blocks{View(), DType::kQ8_0},
+      others{View(), DType::kQ4_1};
   EXPECT_TRUE(device().supports(KvMerge{.k = halves, .v = halves, .p = {.head_dim = kDim}}));
-  EXPECT_FALSE(device().supports(KvMerge{.k = blocks, .v = blocks, .p = {.head_dim = kDim}}));
+  EXPECT_FALSE(
+      device().supports(KvMerge{.k = blocks, .v = blocks, .p = {.head_dim = kDim}}));  // no whole block
+  EXPECT_FALSE(device().supports(KvMerge{.k = others, .v = others, .p = {.head_dim = 64}}));
   EXPECT_FALSE(
       device().supports(PageBounds{.k = brains, .p = {.head_dim = kDim}}));  // f16 bounds would not hold them
   const KvArray rows{output<uint16_t>(kDim), DType::kF16};

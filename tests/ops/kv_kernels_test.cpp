@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "backends/cpu/kernels.h"
-#include "tests/ops/kv_reference.h"
+#include "tests/ops/kv_blocks.h"
 
 namespace thimble::test {
 namespace {
@@ -150,6 +150,118 @@ TEST_P(KvKernelSets, ProductsAgreeForEveryNumberOfRows) {
           }
       }
     }
+}
+
+// Rows with channels of any size, of which some are much larger than the others.
+std::vector<float> uneven(Random& random, uint32_t n) {
+  std::vector<float> x = random.floats(n);
+  for (float& v : x) v *= std::exp2(static_cast<float>(random.below(16)) - 8);
+  x[random.below(n)] *= 100;
+  return x;
+}
+
+const cpu::KvFormat& format_of(const cpu::KvKernels& kernels, DType type) {
+  return *std::find_if(kernels.formats, kernels.formats + kernels.n_formats,
+                       [&](const cpu::KvFormat& f) { return f.type == type; });
+}
+
+TEST_P(KvKernelSets, BlocksStoreTheNearestCodesOfTheirTransform) {
+  for (const DType type : kBlockFormats)
+    for (const uint32_t n : {32u, 64u, 96u, 128u, 256u, 1024u}) {
+      const cpu::KvFormat& format = format_of(kernels, type);
+      const std::vector<float> x = uneven(random, n);
+      std::vector<std::byte> row(kv_bytes(type, n) + 1, std::byte{0xab}), same = row;
+      EXPECT_EQ(format.store_row(x.data(), row.data(), n), 0u);
+      EXPECT_EQ(row.back(), std::byte{0xab});
+      const std::vector<StoredBlock> blocks = stored_blocks(type, row.data(), n);
+      for (uint32_t b = 0; b < blocks.size(); ++b) {
+        const std::vector<double> v = transformed(&x[b * kBlockChannels]);
+        double largest = 0, sum = 0;
+        for (uint32_t i = 0; i < v.size(); ++i) {
+          largest = std::fabs(v[i]) > std::fabs(largest) ? v[i] : largest;
+          sum += std::fabs(x[b * kBlockChannels + i]);
+        }
+        // Five additions round sums that are at most `sum`, so the transform errs by this at most.
+        const double rounding = 5 * 0x1p-24 * sum / 8;
+        // Of two that differ by rounding only, either may be the largest.
+        const double scale = blocks[b].scale, want = std::fabs(largest / lowest_code(type));
+        EXPECT_NEAR(std::fabs(scale), want, want * (0x1p-11 + 0x1p-22) + rounding) << n;
+        for (uint32_t i = 0; i < v.size(); ++i) {
+          const int code = blocks[b].codes[i];
+          const double off = std::fabs(v[i] - scale * code);
+          ASSERT_TRUE(lowest_code(type) <= code && code <= highest_code(type)) << code;
+          // No neighbour is nearer. The quotient has two roundings, of at most 127 steps.
+          for (const int other : {code - 1, code + 1}) {
+            if (other < lowest_code(type) || other > highest_code(type)) continue;
+            ASSERT_LE(off,
+                      std::fabs(v[i] - scale * other) + 2 * (rounding + 127 * 0x1p-23 * std::fabs(scale)));
+          }
+        }
+      }
+      format_of(cpu::kv_kernel_set(0), type).store_row(x.data(), same.data(), n);
+      EXPECT_EQ(row, same) << "every instruction set stores the same bits";
+
+      // Codes are small integers, so only the last product rounds.
+      const std::vector<double> want = stored_row(type, row.data(), n);
+      std::vector<float> got(n + 1, -9.0f);
+      format.load_row(row.data(), got.data(), n);
+      for (uint32_t c = 0; c < n; ++c) ASSERT_EQ(got[c], static_cast<float>(want[c])) << c;
+      EXPECT_EQ(got.back(), -9.0f);
+    }
+}
+
+TEST_P(KvKernelSets, TilesAndSumsOfBlocksAreThoseOfTheirRows) {
+  for (const DType type : kBlockFormats)
+    for (const uint32_t n : {1u, 15u, 31u, 64u})
+      for (const uint32_t cols : {32u, 64u, 96u, 128u}) {
+        const cpu::KvFormat& format = format_of(kernels, type);
+        const uint64_t row_bytes = kv_bytes(type, cols);
+        std::vector<std::byte> stored(n * row_bytes);
+        std::vector<float> wide(n * cols);
+        const std::byte *rows[kTileKeys], *wide_rows[kTileKeys];
+        for (uint32_t j = 0; j < n; ++j) {
+          rows[j] = &stored[j * row_bytes];
+          wide_rows[j] = bytes(&wide[j * cols]);
+          format.store_row(uneven(random, cols).data(), &stored[j * row_bytes], cols);
+          format.load_row(rows[j], &wide[j * cols], cols);
+        }
+        std::vector<float> tile(cols * kTileKeys + 1, -9.0f), want = tile;
+        format.load_tile(rows, n, cols, tile.data());
+        f32.load_tile(wide_rows, n, cols, want.data());
+        EXPECT_EQ(tile, want);
+        for (const uint32_t m : {1u, 5u, 7u, 12u}) {
+          const auto a = random.floats(m * kTileKeys);
+          std::vector<float> y = random.floats(m * cols + 1), of_floats = y;
+          format.add_rows(m, n, a.data(), rows, cols, y.data(), cols);
+          f32.add_rows(m, n, a.data(), wide_rows, cols, of_floats.data(), cols);
+          EXPECT_EQ(y, of_floats) << m << " rows";
+        }
+      }
+}
+
+TEST_P(KvKernelSets, BlocksSaturateAndAreCountedAndSpreadANan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  for (const DType type : kBlockFormats) {
+    const cpu::KvFormat& format = format_of(kernels, type);
+    std::vector<float> x(4 * kBlockChannels, 0.0f), bounded = x, got = x;
+    x[3] = 1e30f, x[9] = -infinity, x[20] = 65504, x[21] = -65505;
+    bounded[3] = bounded[20] = 65504, bounded[9] = bounded[21] = -65504;
+    x[40] = nan, x[41] = infinity;
+    for (uint32_t c = 96; c < 128; ++c) x[c] = bounded[c] = 1e-9f;  // smaller than the smallest scale
+    std::vector<std::byte> row(kv_bytes(type, 128)), other = row;
+    EXPECT_EQ(format.store_row(x.data(), row.data(), 128), 4u);
+    format.load_row(row.data(), got.data(), 128);
+    format.store_row(bounded.data(), other.data(), 128);
+    std::vector<float> want(128);
+    format.load_row(other.data(), want.data(), 128);
+    for (uint32_t c = 0; c < 128; ++c) {
+      EXPECT_TRUE(c / kBlockChannels == 1 ? std::isnan(got[c]) : got[c] == want[c]) << c;
+      EXPECT_TRUE(std::isfinite(want[c]));
+    }
+    EXPECT_NEAR(want[3], 65504, 65504 * 0.3);  // the four share the codes of a block
+    for (uint32_t c = 64; c < 128; ++c) EXPECT_EQ(got[c], 0.0f);
+  }
 }
 
 TEST_P(KvKernelSets, BoundsAreTheLargestPossibleProducts) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "runtime/model/model.h"
+#include "runtime/plan/planner.h"
 #include "tests/support/random.h"
 #include "tests/support/sessions.h"
 #include "tests/support/tiny_model.h"
@@ -125,6 +126,19 @@ TEST(LatentAttention, HasOneHeadOfKeysThatAreItsValuesToo) {
     EXPECT_EQ(experts.route.kind, kRouteSoftmax);
     EXPECT_EQ(experts.route.share, 0u);
     EXPECT_EQ(experts.shared.down.cols, 16u);
+  }
+}
+
+TEST(LatentAttention, StoresItsRowsAsF16Only) {
+  const Lent lent(tiny(Form::kApart));
+  for (const auto& [keys, values] :
+       {std::pair(KvFormat::kQ8_0, KvFormat::kF16), std::pair(KvFormat::kF16, KvFormat::kQ4_0)}) {
+    const SessionOptions o{.pool = 60, .key_format = keys, .value_format = values};
+    const Status status = make_plan(**lent.opened, *cpu(), o).status();
+    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_EQ(
+        status.message(),
+        "m.gguf reads values from its keys' rows, which are stored as f16 only; leave their formats out");
   }
 }
 

@@ -24,7 +24,7 @@ SessionOptions with_store(uint32_t recall) {
   o.recall_mem = 4 << 20;
   o.recall = recall;
   o.recall_every = 8;
-  o.recall_format = RecallFormat::kF16;
+  o.recall_format = KvFormat::kF16;
   return o;
 }
 

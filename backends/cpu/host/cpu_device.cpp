@@ -71,34 +71,37 @@ struct Run {
 // Whether the op table contains this op for the CPU, and the op supports the formats of its keys and values.
 bool is_supported(const Op& op) {
   if (!has_op(op, kOnCpu)) return false;
-  const auto formats = [](const auto&... arrays) { return ((kv_format(arrays.type) != nullptr) && ...); };
-  const auto one_format = [](const KvArray& pool, const KvArray& chunk) {
-    return kv_format(pool.type) && (!chunk || chunk.type == pool.type);
+  const auto formats = [](uint32_t head_dim, const auto&... arrays) {
+    return ((kv_format(arrays.type) && kv_fits(arrays.type, head_dim)) && ...);
   };
+  const auto one_format = [&](uint32_t head_dim, const KvArray& pool, const KvArray& chunk) {
+    return formats(head_dim, pool) && (!chunk || chunk.type == pool.type);
+  };
+  const auto has_blocks = [](const KvArray& a) { return dtype_info(a.type).block > 1; };
   return std::visit(
       [&](const auto& o) {
         using T = std::decay_t<decltype(o)>;
         if constexpr (std::is_same_v<T, KvView>)
-          return formats(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
+          return formats(o.p.head_dim, o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvCompact>)  // copies rows without conversion
-          return one_format(o.k, o.chunk_k) && one_format(o.v, o.chunk_v);
+          return one_format(o.p.head_dim, o.k, o.chunk_k) && one_format(o.p.head_dim, o.v, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvSpill>)
-          return formats(o.pool_k, o.pool_v, o.k, o.v) && one_format(o.pool_k, o.chunk_k) &&
-                 one_format(o.pool_v, o.chunk_v);
+          return formats(o.p.head_dim, o.k, o.v) && one_format(o.p.head_dim, o.pool_k, o.chunk_k) &&
+                 one_format(o.p.head_dim, o.pool_v, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvRecall>)
-          return formats(o.row_k, o.row_v, o.k, o.v);
+          return formats(o.p.head_dim, o.row_k, o.row_v, o.k, o.v);
         else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
-          return formats(o.k, o.v);
-        else if constexpr (std::is_same_v<T, Attention>)
-          return o.p.source == kFromView || formats(o.k, o.v);
+          return formats(o.p.head_dim, o.k, o.v);
+        else if constexpr (std::is_same_v<T, Attention>)  // no values: they are parts of keys' rows
+          return o.p.source == kFromView || (formats(o.p.head_dim, o.k, o.v) && (o.v || !has_blocks(o.k)));
         else if constexpr (std::is_same_v<T, QueryScore>)  // a tile may contain rows of both
-          return one_format(o.k, o.chunk_k);
+          return one_format(o.p.head_dim, o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff>)
-          return formats(o.k, o.chunk_k);
+          return formats(o.p.head_dim, o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, TokenScore>)
-          return formats(o.k);
-        else if constexpr (std::is_same_v<T, PageBounds>)  // bounds of other types would be rounded
-          return o.k.type == DType::kF16;
+          return formats(o.p.head_dim, o.k);
+        else if constexpr (std::is_same_v<T, PageBounds>)  // bounds cannot hold the range of f32
+          return (o.k.type == DType::kF16 || has_blocks(o.k)) && formats(o.p.head_dim, o.k);
         else
           return true;
       },

@@ -91,25 +91,48 @@ inline void transpose_block(const std::byte* const* rows, uint32_t c, float* y) 
   for (int i = 0; i < kLanes; ++i) store(y + i * kTileKeys, v[i]);
 }
 
+// Blocks of rows of `cols` channels as floats, for formats that load a block as a whole.
+struct BlockTile {
+  float values[kTileKeys][kBlock];
+  const std::byte* rows[kTileKeys];
+
+  template <typename Format>
+  void load(const std::byte* const* from, uint32_t n, uint32_t cols, uint32_t c) {
+    for (uint32_t i = 0; i < n; ++i) {
+      Format::load_block(from[i], cols, c, values[i]);
+      rows[i] = reinterpret_cast<const std::byte*>(values[i]);
+    }
+  }
+};
+
 template <typename Format>
 void load_tile(const std::byte* const* rows, uint32_t n, uint32_t cols, float* y) {
-  for (uint32_t j = 0; j < kTileKeys; j += kLanes, y += kLanes)
-    for (uint32_t c = 0; c < cols; c += kLanes) {
-      if (j + kLanes <= n && c + kLanes <= cols) {
-        transpose_block<Format>(rows + j, c, y + c * kTileKeys);
-        continue;
-      }
-      const uint32_t channels = cols - c < kLanes ? cols - c : kLanes;
-      float edge[kLanes][kLanes] = {};
-      const std::byte* edge_rows[kLanes];
-      for (uint32_t i = 0; i < kLanes; ++i) {
-        edge_rows[i] = reinterpret_cast<const std::byte*>(edge[i]);
-        if (j + i < n) store(edge[i], Format::load_some(rows[j + i], c, channels));
-      }
-      float block[kLanes * kTileKeys];
-      transpose_block<FloatRows>(edge_rows, 0, block);
-      for (uint32_t x = 0; x < channels; ++x) store(y + (c + x) * kTileKeys, load(block + x * kTileKeys));
+  if constexpr (WholeBlocks<Format>) {
+    BlockTile block;
+    for (uint32_t c = 0; c < cols; c += kBlock) {
+      block.load<Format>(rows, n, cols, c);
+      load_tile<FloatRows>(block.rows, n, kBlock, y + c * kTileKeys);
     }
+    return;
+  } else {
+    for (uint32_t j = 0; j < kTileKeys; j += kLanes, y += kLanes)
+      for (uint32_t c = 0; c < cols; c += kLanes) {
+        if (j + kLanes <= n && c + kLanes <= cols) {
+          transpose_block<Format>(rows + j, c, y + c * kTileKeys);
+          continue;
+        }
+        const uint32_t channels = cols - c < kLanes ? cols - c : kLanes;
+        float edge[kLanes][kLanes] = {};
+        const std::byte* edge_rows[kLanes];
+        for (uint32_t i = 0; i < kLanes; ++i) {
+          edge_rows[i] = reinterpret_cast<const std::byte*>(edge[i]);
+          if (j + i < n) store(edge[i], Format::load_some(rows[j + i], c, channels));
+        }
+        float block[kLanes * kTileKeys];
+        transpose_block<FloatRows>(edge_rows, 0, block);
+        for (uint32_t x = 0; x < channels; ++x) store(y + (c + x) * kTileKeys, load(block + x * kTileKeys));
+      }
+  }
 }
 
 void rotate_tile(float* tile, const float* table, uint32_t pairs, uint32_t second, uint32_t step) {
@@ -210,11 +233,22 @@ void bound_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const floa
 template <typename Format>
 void add_rows(uint32_t m, uint32_t k, const float* a, const std::byte* const* rows, uint32_t cols, float* c,
               uint32_t ldc) {
-  const Listed<Format> b{rows, cols};
-  uint32_t first = 0;
-  for (; first + kBlockCols * kLanes <= ldc; first += kBlockCols * kLanes)
-    multiply_columns<kBlockCols, true>(m, k, a, kTileKeys, b, first, c, ldc);
-  for (; first < ldc; first += kLanes) multiply_columns<1, true>(m, k, a, kTileKeys, b, first, c, ldc);
+  if constexpr (WholeBlocks<Format>) {
+    BlockTile block;
+    const Listed<FloatRows> b{block.rows, kBlock};
+    for (uint32_t at = 0; at < cols; at += kBlock) {
+      block.load<Format>(rows, k, cols, at);
+      for (uint32_t first = 0; first < kBlock; first += 2 * kLanes)
+        multiply_columns<2, true>(m, k, a, kTileKeys, b, first, c + at, ldc);
+    }
+    return;
+  } else {
+    const Listed<Format> b{rows, cols};
+    uint32_t first = 0;
+    for (; first + kBlockCols * kLanes <= ldc; first += kBlockCols * kLanes)
+      multiply_columns<kBlockCols, true>(m, k, a, kTileKeys, b, first, c, ldc);
+    for (; first < ldc; first += kLanes) multiply_columns<1, true>(m, k, a, kTileKeys, b, first, c, ldc);
+  }
 }
 
 void soften(float* s, uint32_t m, const uint32_t* visible, float* peak, float* sum, float* o, uint32_t cols) {

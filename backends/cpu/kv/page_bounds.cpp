@@ -1,5 +1,5 @@
 // page_bounds: the smallest and the largest key of each page, channel by channel, as halves. They are exact
-// if keys are halves.
+// if keys are halves, and rounded to the nearest half otherwise.
 #include <algorithm>
 #include <limits>
 
@@ -7,6 +7,8 @@
 #include "backends/cpu/kv_scratch.h"
 
 namespace thimble::cpu {
+
+constexpr float kLargestHalf = 65504;
 
 // Bounds of the n keys of a run from entry `first` on; NaN is ignored.
 static void bound(const KvRows& keys, const HeadState& state, uint32_t first, uint32_t n, uint32_t head_dim,
@@ -17,8 +19,9 @@ static void bound(const KvRows& keys, const HeadState& state, uint32_t first, ui
   for (uint32_t i = 0; i < n; ++i) {
     keys.format.load_row(keys.in_run(state, first + i), t.key, head_dim);
     for (uint32_t c = 0; c < head_dim; ++c) {
-      t.lowest[c] = t.key[c] < t.lowest[c] ? t.key[c] : t.lowest[c];
-      t.highest[c] = t.key[c] > t.highest[c] ? t.key[c] : t.highest[c];
+      const float x = std::clamp(t.key[c], -kLargestHalf, kLargestHalf);  // blocks may go a little beyond
+      t.lowest[c] = x < t.lowest[c] ? x : t.lowest[c];
+      t.highest[c] = x > t.highest[c] ? x : t.highest[c];
     }
   }
   kernels.narrow(t.lowest, lowest, head_dim);

@@ -27,6 +27,7 @@ public final class Memory {
   public long streamed;
   public long store;
   public long storeFile;
+  public int finerLayers;
 
   Memory() {}
 }

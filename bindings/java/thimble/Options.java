@@ -40,6 +40,8 @@ public final class Options {
   public int recall;
   public int recallEvery;
   public long recallDiskBytes;
+  public int keyFormat;
+  public int valueFormat;
 
   public Options() {
     Native.optionsInit(this);

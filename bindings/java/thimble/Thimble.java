@@ -48,6 +48,9 @@ public final class Thimble {
   public static final int VOTE_AUTO = 0;
   public static final int VOTE_LAYER = 1;
   public static final int VOTE_GROUP = 2;
+  public static final int KV_F16 = 0;
+  public static final int KV_Q8_0 = 1;
+  public static final int KV_Q4_0 = 2;
   public static final int POSITIONS_LIST = 0;
   public static final int POSITIONS_ORIGINAL = 1;
   public static final int SCALE_NONE = 0;

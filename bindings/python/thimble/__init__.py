@@ -108,6 +108,7 @@ class Memory:
     streamed: int
     store: int
     store_file: int
+    finer_layers: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +183,20 @@ class Options:
     rebuild_every: Optional[int] = None
     draft: Optional[str] = None  # "none", "lookup"
     draft_tokens: Optional[int] = None
-    recall_format: Optional[int] = None
+    recall_format: Optional[str] = None  # "f16", "q8_0", "q4_0"
     recall_mem_bytes: Optional[int] = None
     recall: Optional[int] = None
     recall_every: Optional[int] = None
     recall_disk_bytes: Optional[int] = None
+    key_format: Optional[str] = None  # the same
+    value_format: Optional[str] = None  # the same
 
 
 # Options that are words here and numbers in C, with the prefix of the constants.
 _WORDS = {"retention": "THIMBLE_RETENTION_", "selection": "THIMBLE_SELECTION_", "retain_scope": "THIMBLE_RETAIN_",
           "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_",
-          "draft": "THIMBLE_DRAFT_"}
+          "draft": "THIMBLE_DRAFT_", "recall_format": "THIMBLE_KV_", "key_format": "THIMBLE_KV_",
+          "value_format": "THIMBLE_KV_"}
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ CONSTANTS = {
     "THIMBLE_SELECTION_DENSE": 0, "THIMBLE_SELECTION_TOKENSELECT": 1, "THIMBLE_SELECTION_QUEST": 2,
     "THIMBLE_VOTE_AUTO": 0, "THIMBLE_VOTE_LAYER": 1, "THIMBLE_VOTE_GROUP": 2,
     "THIMBLE_POSITIONS_LIST": 0, "THIMBLE_POSITIONS_ORIGINAL": 1,
+    "THIMBLE_KV_F16": 0, "THIMBLE_KV_Q8_0": 1, "THIMBLE_KV_Q4_0": 2,
     "THIMBLE_SCALE_NONE": 0, "THIMBLE_SCALE_SQRT": 1,
     "THIMBLE_DRAFT_NONE": 0, "THIMBLE_DRAFT_LOOKUP": 1, "THIMBLE_DRAFT_MODEL": 2,
 }
@@ -76,7 +77,8 @@ class thimble_session_options(ctypes.Structure):
                 ("dense_layers", c_uint32), ("watch", c_uint32), ("rebuild", c_uint32),
                 ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("recall_format", c_int32),
                 ("draft_model", c_void_p), ("recall_mem_bytes", c_uint64), ("recall", c_uint32),
-                ("recall_every", c_uint32), ("recall_disk_bytes", c_uint64)]
+                ("recall_every", c_uint32), ("recall_disk_bytes", c_uint64), ("key_format", c_int32),
+                ("value_format", c_int32)]
 
 
 class thimble_memory(ctypes.Structure):
@@ -87,7 +89,7 @@ class thimble_memory(ctypes.Structure):
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
                 ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64),
                 ("draft", c_uint64), ("streamed", c_uint64), ("store", c_uint64),
-                ("store_file", c_uint64)]
+                ("store_file", c_uint64), ("finer_layers", c_uint32), ("reserved", c_uint32)]
 
 
 class thimble_sampler_options(ctypes.Structure):

@@ -98,14 +98,15 @@ structs! {
         vote_window: u32, select_prefill: u32, positions: i32, context: u32, seed: u32, progress: *const c_void,
         progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
         rebuild_every: u32, draft: i32, draft_tokens: u32, recall_format: i32, draft_model: *const thimble_model,
-        recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64,
+        recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64, key_format: i32,
+        value_format: i32,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
         view: u64, workspace: u64, io: u64, fixed: u64, total: u64, allocated: u64, dense_bytes_per_token: u64, mapped: u64,
         mapped_resident: u64, host_tables: u64, largest_position: u32, selection_pays: u32,
         states: u64, state_slots: u64, draft: u64, streamed: u64, store: u64,
-        store_file: u64,
+        store_file: u64, finer_layers: u32, reserved: u32,
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
@@ -159,6 +160,9 @@ constants! {
     THIMBLE_VOTE_AUTO: i32 = 0;
     THIMBLE_VOTE_LAYER: i32 = 1;
     THIMBLE_VOTE_GROUP: i32 = 2;
+    THIMBLE_KV_F16: i32 = 0;
+    THIMBLE_KV_Q8_0: i32 = 1;
+    THIMBLE_KV_Q4_0: i32 = 2;
     THIMBLE_POSITIONS_LIST: i32 = 0;
     THIMBLE_POSITIONS_ORIGINAL: i32 = 1;
     THIMBLE_SCALE_NONE: i32 = 0;

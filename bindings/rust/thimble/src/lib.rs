@@ -29,7 +29,7 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-pub use options::{Chat, Draft, Message, Options, Positions, RetainScope, Retention, Sampler, Selection, Vote, VoteScale};
+pub use options::{Chat, Draft, KvFormat, Message, Options, Positions, RetainScope, Retention, Sampler, Selection, Vote, VoteScale};
 pub use thimble_sys as sys;
 pub use thimble_sys::{thimble_memory as Memory, thimble_stats as Stats};
 

@@ -34,6 +34,8 @@ choices! {
     VoteScale { None = THIMBLE_SCALE_NONE, Sqrt = THIMBLE_SCALE_SQRT }
     /// Where guesses of the next tokens come from.
     Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP }
+    /// How the pool or the store has keys and values.
+    KvFormat { F16 = THIMBLE_KV_F16, Q8_0 = THIMBLE_KV_Q8_0, Q4_0 = THIMBLE_KV_Q4_0 }
     Positions { List = THIMBLE_POSITIONS_LIST, Original = THIMBLE_POSITIONS_ORIGINAL }
 }
 
@@ -76,7 +78,8 @@ impl Options {
         select_local: u32, select_theta: f32, vote: Vote, vote_scale: VoteScale, vote_window: u32, select_prefill: u32,
         positions: Positions, context: u32, seed: u32, select_page: u32, dense_layers: u32, watch: u32,
         rebuild: u32, rebuild_every: u32, draft: Draft, draft_tokens: u32,
-        recall_format: i32, recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64,
+        recall_format: KvFormat, recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64, key_format: KvFormat,
+        value_format: KvFormat,
     }
 
     /// "auto", "cpu", "cuda:0", "vulkan:0". Text after a NUL character is ignored.
