@@ -288,6 +288,15 @@ thimble_status thimble_session_save_fd(thimble_session* session, int32_t descrip
   });
 }
 
+thimble_status thimble_session_file_bytes(thimble_session* session, uint64_t note_size, uint64_t* bytes,
+                                          thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(bytes, "bytes"));
+    THIMBLE_SET(*bytes, s.session->file_bytes(note_size));
+    return {};
+  });
+}
+
 thimble_status thimble_session_restore(thimble_session* session, const char* path, thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need(path, "path"));

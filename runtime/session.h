@@ -79,6 +79,8 @@ class Session {
   // `held_text` is the end of the answer's text that does not complete a code point yet, at most 7 bytes.
   // Like any other call, it finishes interrupted work first.
   Status save(const WriteBytes&, std::span<const std::byte> note, std::string_view held_text = {});
+  // The bytes that save() would write now, with a note of this size.
+  Result<uint64_t> file_bytes(uint64_t note_bytes);
   // Continues where a session of the same settings was saved, and returns its held_text. Error messages call
   // the file `name`. Mismatch names the first setting that differs. Format says what is damaged. On failure
   // nothing changes, except if the device itself fails: then the session is empty.
@@ -229,6 +231,7 @@ class Session {
 
   // Files.
   SavedSession saved() const;
+  uint64_t body_bytes(std::span<const Engine::Array>) const;
   uint32_t saved_division(const SessionFile&) const;
   Status check_settings(const SessionFile&, std::span<const HeadRun> runs) const;
   Status check_body(const SessionFile&, std::span<const Engine::Array>) const;

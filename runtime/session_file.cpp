@@ -171,6 +171,10 @@ Status write_session_file(const SavedSession& session, std::span<const std::byte
   return write(&sum, sizeof sum);
 }
 
+uint64_t session_file_bytes(const SavedSession& session, uint64_t body_bytes) {
+  return head_of(session, {}, body_bytes).size() + body_bytes + sizeof(uint64_t);
+}
+
 Status SessionFile::damaged(const char* what) const {
   return error(Code::kFormat, "%s is damaged: %s; save the session again", name.c_str(), what);
 }

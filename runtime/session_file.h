@@ -58,6 +58,8 @@ using WriteBytes = std::function<Status(const void* data, size_t bytes)>;
 Status write_session_file(const SavedSession&, std::span<const std::byte> note, uint64_t body_bytes,
                           const std::function<Status(const WriteBytes&)>& write_body,
                           const WriteBytes& write);
+// The size of the file that it writes with an empty note.
+uint64_t session_file_bytes(const SavedSession& session, uint64_t body_bytes);
 
 struct SessionFile : SavedSession {
   // Reads a head. The body's length is checked, but not its contents. Error messages call the file `name`.

@@ -122,12 +122,11 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
   held_text.copy(session.held_text, sizeof session.held_text - 1);
   const std::vector<Engine::Array> arrays = engine_->arrays(state_, state_.has_logits);
   const RecallStore* store = engine_->store();
-  const uint64_t bytes = bytes_of(arrays) + (store ? store->saved_bytes(store->counts()) : 0);
   const auto write_body = [&](const WriteBytes& out) -> Status {
     // Memory that the host shares is written without a copy.
     const bool shared = engine_->device().info().unified;
     constexpr uint64_t kStaging = 4 << 20;
-    std::vector<std::byte> staging(shared ? 0 : std::min(bytes, kStaging));
+    std::vector<std::byte> staging(shared ? 0 : std::min(bytes_of(arrays), kStaging));
     for (const Engine::Array& array : arrays)
       for (uint64_t at = 0; at < array.view.bytes; at += kStaging) {
         const View part = array.view.slice(at, std::min(kStaging, array.view.bytes - at));
@@ -136,7 +135,17 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
       }
     return store ? store->save(out) : Status();
   };
-  return write_session_file(session, note, bytes, write_body, write);
+  return write_session_file(session, note, body_bytes(arrays), write_body, write);
+}
+
+uint64_t Session::body_bytes(std::span<const Engine::Array> arrays) const {
+  const RecallStore* store = engine_->store();
+  return bytes_of(arrays) + (store ? store->saved_bytes(store->counts()) : 0);
+}
+
+Result<uint64_t> Session::file_bytes(uint64_t note_bytes) {
+  THIMBLE_TRY(begin(Call::kNone, {}));
+  return session_file_bytes(saved(), body_bytes(engine_->arrays(state_, state_.has_logits))) + note_bytes;
 }
 
 // ---- restoring ----

@@ -737,6 +737,10 @@ THIMBLE_API thimble_status thimble_session_save(thimble_session* session, const 
  * descriptor must be in binary mode. */
 THIMBLE_API thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
                                                    uint64_t note_size, thimble_error* error);
+/* The size of the file that thimble_session_save would write now with a note of `note_size` bytes. After
+ * THIMBLE_INTERRUPTED repeat the call. */
+THIMBLE_API thimble_status thimble_session_file_bytes(thimble_session* session, uint64_t note_size, uint64_t* bytes,
+                                                      thimble_error* error);
 /* Replace the session's state by a saved one, from whatever device it was saved on. The session must have the
  * settings of the saved one (device, threads, budget, progress and watch may differ); otherwise THIMBLE_MISMATCH
  * names the first difference. A damaged file returns THIMBLE_FORMAT. On failure the session is unchanged, except

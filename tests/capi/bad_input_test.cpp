@@ -566,6 +566,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"save note", [&](auto* e) { return thimble_session_save(s, "a", nullptr, 1, e); }},
       {"save_fd", [&](auto* e) { return thimble_session_save_fd(nullptr, 1, nullptr, 0, e); }},
       {"save_fd note", [&](auto* e) { return thimble_session_save_fd(s, 1, nullptr, 1, e); }},
+      {"file_bytes", [&](auto* e) { return thimble_session_file_bytes(nullptr, 0, &u64, e); }},
+      {"file_bytes bytes", [&](auto* e) { return thimble_session_file_bytes(s, 0, nullptr, e); }},
       {"restore", [&](auto* e) { return thimble_session_restore(nullptr, "a", e); }},
       {"restore path", [&](auto* e) { return thimble_session_restore(s, nullptr, e); }},
       {"restore_fd", [&](auto* e) { return thimble_session_restore_fd(nullptr, 0, e); }},

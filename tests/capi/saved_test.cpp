@@ -72,6 +72,9 @@ TEST_F(Saved, GoesThroughDescriptors) {
   const std::string by_descriptor = contents();
   save(one, "note");
   EXPECT_EQ(contents(), by_descriptor);
+  uint64_t bytes = 0;
+  EXPECT_OK(thimble_session_file_bytes(one.get(), 4, &bytes, &e), e);
+  EXPECT_EQ(bytes, by_descriptor.size());
   const int in = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   EXPECT_OK(thimble_session_restore_fd(other.get(), in, &e), e);
   EXPECT_OK(thimble_session_restore_fd(other.get(), in, &e), e);  // from the beginning of the file
