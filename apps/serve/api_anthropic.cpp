@@ -56,7 +56,13 @@ void add_block(const Json& block, Json& message, Json& messages) {
   }
 }
 
-void add_message(const Json& given, Json& messages) {
+// Whether the client expects that other requests begin with everything up to this block.
+bool is_marked(const Json& block) { return block.is_object() && find_field(block, "cache_control"); }
+
+size_t content_bytes(const Json& message) { return message["content"].get_ref<const std::string&>().size(); }
+
+void add_message(const Json& given, Task& task) {
+  Json& messages = task.messages;
   if (!given.is_object()) throw Refusal(400, "each message must be an object");
   const std::string& role = needed_text(given, "role");
   if (role != "user" && role != "assistant")
@@ -66,7 +72,15 @@ void add_message(const Json& given, Json& messages) {
   bool says = true;
   if (content && content->is_array()) {
     const size_t before = messages.size();
-    for (const Json& block : *content) add_block(block, message, messages);
+    for (const Json& block : *content) {
+      const size_t results = messages.size();
+      add_block(block, message, messages);
+      if (!is_marked(block)) continue;
+      if (messages.size() > results)
+        task.marks.push_back({messages.size(), content_bytes(messages.back())});
+      else
+        task.marks.push_back({messages.size() + 1, content_bytes(message)});
+    }
     const bool results = messages.size() > before;
     says = !results || !message["content"].get_ref<const std::string&>().empty() ||
            message.contains("tool_calls");
@@ -288,9 +302,17 @@ Asked read_message_to_count(const Json& body) {
   Task& task = asked.task;
   const Json& messages = messages_field(body);
   task.messages = Json::array();
-  if (const Json* system = find_field(body, "system"))
+  if (const Json* system = find_field(body, "system")) {
     task.messages.push_back({{"role", "system"}, {"content", content_text(*system)}});
-  for (const Json& message : messages) add_message(message, task.messages);
+    size_t bytes = 0;
+    for (const Json& block : system->is_array() ? *system : Json::array()) {
+      bytes += needed_text(block, "text").size();
+      if (is_marked(block)) task.marks.push_back({1, bytes});
+    }
+  }
+  for (const Json& message : messages) add_message(message, task);
+  constexpr size_t kMostMarks = 4;  // as in Anthropic's API
+  if (task.marks.size() > kMostMarks) task.marks.erase(task.marks.begin(), task.marks.end() - kMostMarks);
   if (task.messages.back()["role"] == "assistant") go_on_with_last(task);
   read_message_tools(body, task);
   task.variables = message_variables(body);

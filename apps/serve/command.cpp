@@ -1,10 +1,10 @@
 // Implements `thimble serve`, which answers requests over HTTP.
 #include "apps/options.h"
 #include "apps/serve/flags.h"
+#include "apps/sizes.h"
 
 #if THIMBLE_SERVE
 #include "apps/serve/server.h"
-#include "apps/sizes.h"
 #endif
 
 namespace app {
@@ -116,6 +116,21 @@ Command add_serve(CLI::App& root) {
          "(default: 2, so that a question beside a conversation does not push it out); or slots of several "
          "sizes, as 1x32768,3x4096: a request gets the smallest that holds it")
       ->type_name("N|NxPOOL,...");
+  auto* cache = app->add_option("--cache-dir", flags.cache_dir,
+                                "Folder in which states of what was read are saved and found again, also "
+                                "after a restart (default: none; docs/server.md)")
+                    ->type_name("DIR");
+  app->add_option_function<std::string>(
+         "--cache-size",
+         [](const std::string& text) {
+           const auto bytes = parse_size(text);
+           if (!bytes)
+             throw CLI::ValidationError("--cache-size", "'" + text + "' is not a size; write 500MiB or 8GB");
+           flags.cache_bytes = *bytes;
+         },
+         "Limit for all files of --cache-dir; what was not used for longest is deleted (default: 8GiB)")
+      ->needs(cache)
+      ->type_name("SIZE");
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_session_flags(*app, settings);

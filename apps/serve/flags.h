@@ -18,6 +18,8 @@ struct ServeFlags {
   std::vector<std::string> allowed_hosts, allowed_origins;
   uint16_t port = 8080;
   std::vector<SlotKind> slots = {{}};  // the smallest first
+  std::string cache_dir;               // "": states are not saved
+  uint64_t cache_bytes = uint64_t{8} << 30;
   uint32_t slot_count() const {
     uint32_t count = 0;
     for (const SlotKind& kind : slots) count += kind.count;

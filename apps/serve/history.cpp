@@ -2,6 +2,7 @@
 #include "apps/serve/history.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 
 #include "apps/serve/json.h"
@@ -34,6 +35,37 @@ bool same_message(const Json& held, const Json& given) {
          calls_of(held) == calls_of(given);
 }
 
+// The hash of a message after those that gave `hash`: the same for all messages that same_message() takes for
+// the same.
+uint64_t add_message(uint64_t hash, const Json& message) {
+  const bool answer = text_of(message, "role") == "assistant";
+  const std::string text =
+      answer ? std::string(stripped(text_of(message, "content"))) + write_json(calls_of(message))
+             : write_json(message);
+  return add_hash(hash, text.data(), text.size() + 1);  // with the zero at its end
+}
+
+// A conversation's hashes begin with those of the variables, and of something that is no token.
+uint64_t conversation_hash(uint64_t settings, const std::string& variables) {
+  return add_hash(add_hash(kFirstHash, &settings, sizeof settings), variables.c_str(), variables.size() + 1);
+}
+
+// Numbers at the beginning of the bytes of a history.
+struct Saved {
+  uint64_t ids, turns, first_prompt, floor;
+};
+struct SavedTurn {
+  uint64_t messages, answer, position, cut;
+};
+
+template <typename T>
+bool take(std::string_view& bytes, T* values, uint64_t count) {
+  if (count > bytes.size() / sizeof(T)) return false;
+  if (count) std::memcpy(values, bytes.data(), count * sizeof(T));
+  bytes.remove_prefix(count * sizeof(T));
+  return true;
+}
+
 }  // namespace
 
 size_t bytes_of(const Json& value) {
@@ -58,7 +90,6 @@ size_t bytes_of(const Json& value) {
   return bytes;
 }
 
-// The last end of a chunk in a prompt of `prompt` tokens that does not depend on where the prompt ends.
 uint64_t History::last_border(uint64_t prompt) const {
   return prompt > local_ ? (prompt - local_ - 1) / chunk_ * chunk_ : 0;
 }
@@ -82,6 +113,93 @@ Reuse History::find(const Prompt& prompt) const {
       best = {turn.position, turn.messages, turn.cut};
   }
   return best;
+}
+
+// Adds the ends of chunks up to `last`.
+void History::add_borders(const std::vector<int32_t>& ids, uint64_t last, uint64_t settings,
+                          std::vector<StateKey>& keys) const {
+  uint64_t hash = add_hash(kFirstHash, &settings, sizeof settings);
+  for (uint64_t border = chunk_; border <= last; border += chunk_) {
+    hash = add_hash(hash, &ids[border - chunk_], chunk_ * sizeof(int32_t));
+    keys.push_back({hash, border, border >= floor_});
+  }
+}
+
+std::vector<StateKey> History::keys(uint64_t settings) const {
+  std::vector<StateKey> keys;
+  add_borders(ids_, last_border(first_prompt_), settings, keys);
+  uint64_t hash = conversation_hash(settings, variables_);
+  size_t message = 0;
+  for (const Turn& turn : turns_) {
+    while (message < turn.messages) hash = add_message(hash, conversation_[message++]);
+    keys.push_back({hash, turn.position, turn.position >= floor_});
+  }
+  return keys;
+}
+
+uint64_t History::reach() const {
+  const uint64_t border = last_border(first_prompt_), turn = turns_.empty() ? 0 : turns_.back().position;
+  const uint64_t last = std::max(border, turn);
+  return last >= floor_ ? last : 0;
+}
+
+std::vector<uint64_t> History::hashes(const Prompt& prompt, uint64_t settings) const {
+  std::vector<StateKey> borders;
+  add_borders(prompt.ids, last_border(prompt.ids.size()), settings, borders);
+  std::vector<uint64_t> hashes;
+  for (const StateKey& border : borders) hashes.push_back(border.hash);
+  if (!prompt.messages.is_array()) return hashes;
+  uint64_t hash = conversation_hash(settings, prompt.variables);
+  for (size_t i = 0; i + 1 < prompt.messages.size(); ++i) {
+    hash = add_message(hash, prompt.messages[i]);
+    if (text_of(prompt.messages[i], "role") == "assistant") hashes.push_back(hash);
+  }
+  return hashes;
+}
+
+std::string History::write() const {
+  std::string bytes;
+  const auto put = [&bytes](const void* data, size_t count) {
+    bytes.append(static_cast<const char*>(data), count);
+  };
+  const Saved saved{ids_.size(), turns_.size(), first_prompt_, floor_};
+  put(&saved, sizeof saved);
+  put(ids_.data(), ids_.size() * sizeof(int32_t));
+  for (const Turn& turn : turns_) {
+    const SavedTurn one{turn.messages, turn.answer, turn.position, turn.cut};
+    put(&one, sizeof one);
+  }
+  return bytes + write_json({{"messages", conversation_}, {"variables", variables_}});
+}
+
+bool History::read(std::string_view bytes) {
+  Saved saved;
+  if (!take(bytes, &saved, 1) || saved.ids > bytes.size()) return false;
+  std::vector<int32_t> ids(saved.ids);
+  if (!take(bytes, ids.data(), saved.ids) || saved.turns > bytes.size()) return false;
+  std::vector<SavedTurn> turns(saved.turns);
+  if (!take(bytes, turns.data(), saved.turns)) return false;
+  Json texts = parse_or_null(bytes);
+  if (saved.first_prompt > saved.ids || saved.floor > saved.ids || !texts.is_object() ||
+      !texts["messages"].is_array() || !texts["variables"].is_string())
+    return false;
+  uint64_t messages = 0;
+  for (const SavedTurn& turn : turns) {
+    if (turn.messages <= messages || turn.messages > texts["messages"].size() || turn.position > saved.ids ||
+        turn.answer > turn.position)
+      return false;
+    messages = turn.messages;
+  }
+  ids_ = std::move(ids);
+  first_prompt_ = saved.first_prompt;
+  floor_ = saved.floor;
+  answer_ = SIZE_MAX;
+  conversation_ = std::move(texts["messages"]);
+  variables_ = texts["variables"].get<std::string>();
+  turns_.clear();
+  for (const SavedTurn& turn : turns)
+    turns_.push_back({static_cast<size_t>(turn.messages), turn.answer, turn.position, turn.cut != 0});
+  return true;
 }
 
 void History::rewind(const Reuse& reuse) {

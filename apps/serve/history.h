@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/serve/prefix_cache.h"
 #include "apps/serve/task.h"
 
 namespace app::serve {
@@ -43,6 +44,18 @@ class History {
 
   Reuse find(const Prompt& prompt) const;
 
+  // The places to which a session with this history can return, as find() knows them, and places before them
+  // that cannot be reached any more. `settings` are a part of the hashes.
+  std::vector<StateKey> keys(uint64_t settings) const;
+  // The last place that can be reached, in tokens.
+  uint64_t reach() const;
+  // The hashes of all places from which this prompt could continue.
+  std::vector<uint64_t> hashes(const Prompt& prompt, uint64_t settings) const;
+  // Everything but the options of the session, to be stored with it. read() returns false if the bytes are
+  // damaged.
+  std::string write() const;
+  bool read(std::string_view bytes);
+
   // Called when the stream was taken back to the place from which a request continues.
   void rewind(const Reuse& reuse);
   // Adds tokens that the session took, of a prompt or of an answer.
@@ -62,6 +75,12 @@ class History {
     floor_ = ids_.size() == first_prompt_ ? std::max(floor_, last_border(first_prompt_)) : ids_.size();
   }
 
+  // How many tokens of a prompt a session must get to read the last chunk that ends at or before `position`.
+  uint64_t enough_for(uint64_t position) const { return position / chunk_ * chunk_ + local_ + 1; }
+  // The last end of a chunk in a prompt of `prompt` tokens that does not depend on where the prompt ends.
+  uint64_t last_border(uint64_t prompt) const;
+  // Nothing was read after the first prompt.
+  bool in_first_prompt() const { return ids_.size() == first_prompt_; }
   const std::vector<int32_t>& ids() const { return ids_; }
   // The positions at which each answer in the stream begins and ends.
   std::vector<std::pair<uint64_t, uint64_t>> answers() const;
@@ -75,7 +94,8 @@ class History {
     uint64_t answer, position;  // positions in the stream at which the answer begins and ends
     bool cut;
   };
-  uint64_t last_border(uint64_t prompt) const;
+  void add_borders(const std::vector<int32_t>& ids, uint64_t last, uint64_t settings,
+                   std::vector<StateKey>& keys) const;
 
   uint32_t chunk_, local_;
   std::vector<int32_t> ids_;

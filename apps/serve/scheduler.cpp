@@ -1,9 +1,16 @@
 // Slots and their queue (see scheduler.h).
 #include "apps/serve/scheduler.h"
 
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <numeric>
 
 #include "apps/serve/answer.h"
@@ -142,6 +149,39 @@ Failure too_small(uint64_t budget, uint64_t needed, uint32_t slots, bool sized) 
       needed - budget);
 }
 
+void log_cache(const std::string& sentence) {
+  std::fprintf(stderr, "thimble: cache: %s\n", visible(sentence).c_str());
+}
+
+// A hash of everything that a state depends on besides the text: the model's file, the version and device
+// that compute, and the settings that session files compare. The settings are those of an empty session that
+// is saved for this in `folder`.
+uint64_t settings_hash(const Session& session, const std::string& model, const std::string& folder) {
+  std::string path = folder + "/probe-XXXXXX.part";
+  const int file = ::mkstemps(path.data(), 5);
+  if (file < 0) throw Failure(THIMBLE_IO, path + " cannot be written: " + std::strerror(errno));
+  ::flock(file, LOCK_EX);  // it is not abandoned
+  std::string all = thimble_version();
+  try {
+    call(thimble_session_save_fd, session.get(), file, nullptr, 0);
+    const std::string info = session_info(path);
+    all += info.substr(info.find("\"settings\""));
+  } catch (...) {
+    ::close(file);
+    ::unlink(path.c_str());
+    throw;
+  }
+  ::close(file);
+  ::unlink(path.c_str());
+  const std::string device = decided_options(session).device;
+  all += "\n" + device.substr(0, device.find(':'));
+  std::error_code error;
+  const auto changed = std::filesystem::last_write_time(native_path(model), error).time_since_epoch();
+  all += "\n" + std::to_string(std::filesystem::file_size(native_path(model), error)) + " " +
+         std::to_string(changed.count());
+  return add_hash(kFirstHash, all.data(), all.size());
+}
+
 uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
   const auto passed = std::chrono::steady_clock::now() - start;
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(passed).count());
@@ -195,18 +235,34 @@ Session Scheduler::clone_for(Job& job, const Session& session) {
   return Session(copy);
 }
 
-Scheduler::Scheduler(const Settings& settings, const Model& model, const std::vector<SlotKind>& kinds,
-                     Room& room)
+Scheduler::Scheduler(const Settings& settings, const Model& model, const ServeFlags& flags, Room& room)
     : settings_(settings),
       model_(model),
+      room_(room),
       end_of_turn_(end_of_turn_or_text(model, settings.chat, chat_problem_)),
       describes_tools_(!chat_problem_.empty() || writes_tool(model, settings.chat, false)),
       writes_calls_(!chat_problem_.empty() || writes_tool(model, settings.chat, true)),
-      policies_(std::make_unique<Policies>(settings, model, kinds)),
-      kinds_(kinds) {
-  for (size_t kind = 0; kind < kinds.size(); ++kind)
-    for (uint32_t i = 0; i < kinds[kind].count; ++i) slots_.push_back(std::make_unique<Slot>(kind, room));
+      policies_(std::make_unique<Policies>(settings, model, flags.slots)),
+      kinds_(flags.slots) {
+  try {
+    if (!flags.cache_dir.empty()) {
+      cache_ = std::make_unique<PrefixCache>(flags.cache_dir, flags.cache_bytes, session_note, log_cache);
+      std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is an error, as a full disk is
+    }
+  } catch (const std::runtime_error& error) {
+    throw Failure(THIMBLE_IO, error.what());
+  }
+  for (size_t kind = 0; kind < kinds_.size(); ++kind)
+    for (uint32_t i = 0; i < kinds_[kind].count; ++i) slots_.push_back(std::make_unique<Slot>(kind, room));
   fill(*policies_);
+  if (cache_) {
+    const PrefixCache::Size size = cache_->size();
+    uint64_t ours = 0;
+    for (const uint64_t settings_hash : kinds_settings_) ours += cache_->count(settings_hash);
+    log_cache(cache_->folder() + " holds " + std::to_string(size.states) + " states, " +
+              format_size(size.bytes) + " of " + format_size(size.limit) + "; " + std::to_string(ours) +
+              " are of this model with these options");
+  }
   for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
 }
 
@@ -245,7 +301,7 @@ void Scheduler::fill(const Policies& policies) {
     slot->session.reset();
     slot->history = History(0, 0);
     slot->remembered.force(0);
-    slot->evictions = slot->position = slot->last_used = 0;
+    slot->evictions = slot->position = slot->last_used = slot->saved = 0;
     slot->attended.clear();
     slot->question.clear();
   }
@@ -257,8 +313,14 @@ void Scheduler::fill(const Policies& policies) {
     const thimble_session_options decided = decided_options(slot->session);
     slot->history = History(decided.chunk, decided.local);
   }
+  std::vector<uint64_t> kinds_settings;
+  if (cache_)
+    for (const Session* first : firsts)
+      kinds_settings.push_back(settings_hash(*first, settings_.model, cache_->folder()));
   const std::lock_guard lock(mutex_);
+  kinds_settings_ = std::move(kinds_settings);
   evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
+  moves_on_ = evicts_ || memory(*firsts.front()).states || model_info(model_).window_layers;
   kinds_memory_.clear();
   for (const Session* first : firsts) kinds_memory_.push_back(memory(*first));
   memory_ = kinds_memory_.front();
@@ -288,7 +350,9 @@ void Scheduler::change(const Settings& settings) {
       return std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) { return of(*slot); });
     };
     // Waits for callers that inspect a slot, which takes only a short time.
-    changed_.wait(lock, [&] { return stopping_ || !any([](const Slot& slot) { return slot.reserved; }); });
+    changed_.wait(lock, [&] {
+      return stopping_ || !any([](const Slot& slot) { return slot.reserved || slot.saving; });
+    });
     if (any([](const Slot& slot) { return !slot.idle(); }))
       throw Refusal(409, "a slot is busy; change the settings when all slots are idle");
     for (const auto& slot : slots_) {
@@ -328,8 +392,10 @@ Prompt Scheduler::prepare(Task& task) const {
     task.messages = nullptr;
     const Json system = {{"role", "system"}, {"content", settings_.system}};
     const bool adds_tools = !describes_tools_ && !task.tools.is_null();
-    if ((!settings_.system.empty() || adds_tools) && prompt.messages.front()["role"] != "system")
+    if ((!settings_.system.empty() || adds_tools) && prompt.messages.front()["role"] != "system") {
       prompt.messages.insert(prompt.messages.begin(), system);
+      for (Mark& mark : task.marks) ++mark.messages;
+    }
     Json variables =
         settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
     if (!task.variables.is_null()) variables.update(task.variables);
@@ -449,12 +515,13 @@ bool Scheduler::choose(const Job& job, Slot*& chosen, Slot*& source, Reuse& reus
   chosen = source = nullptr;
   reuse = {};
   for (const auto& slot : slots_) {
-    if (slot->kind < least || !slot->idle()) continue;
+    if (slot->kind < least || !(slot->idle() || slot->saving)) continue;
     const Reuse here = slot->history.find(job.prompt);
     if (here.position <= reuse.position) continue;
     chosen = slot.get();
     reuse = here;
   }
+  if (chosen && chosen->saving) return false;  // this takes less time than to read again in another slot
   if (chosen) {
     Slot* empty = reuse.position < chosen->history.ids().size() ? empty_slot(chosen->kind, chosen) : nullptr;
     source = empty ? chosen : nullptr;
@@ -502,13 +569,17 @@ void Scheduler::work(Slot& slot) {
     const std::function<void()> tell = slot.session ? run(slot, *job, reuse) : [] {};
     lock.lock();
     slot.job = nullptr;
+    slot.saving = slot.session && slot.ended && pays(slot, slot.history.reach());
     assign();
     lock.unlock();
     try {
       tell();                          // called after the slot became idle, so that the client finds it idle
     } catch (const std::exception&) {  // there is no memory to report it
     }
+    if (slot.saving) save(slot, slot.history, nullptr);
     lock.lock();
+    if (!std::exchange(slot.saving, false)) continue;
+    assign();
   }
 }
 
@@ -535,6 +606,7 @@ void Scheduler::take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& l
   }
   slot.history = source.history;
   slot.evictions = source.evictions;
+  slot.saved = source.saved;
   if (copy) {
     slot.session = std::move(copy);
     return;
@@ -554,6 +626,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   slot.attended.clear();
   slot.watched = 0;
   slot.question = question_of(job.prompt);
+  slot.ended = false;
   try {
     for (uint32_t answer = 0; answer < job.task.answers; ++answer) {
       const auto start = std::chrono::steady_clock::now();
@@ -568,6 +641,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
       tell = generate(slot, job, answer, usage);
       counts_.generation_microseconds += microseconds_since(generating);
     }
+    slot.ended = true;
   } catch (const Cancelled&) {
     // An interrupted call is finished or discarded when the slot is used again, because that could take
     // seconds now.
@@ -576,7 +650,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
     ++counts_.failed;
     thimble_session_reset(slot.session.get(), nullptr);
     slot.history.rewind({});
-    slot.evictions = 0;
+    slot.evictions = slot.saved = 0;
     tell = [&listener = *job.listener, refusal = refusal_of(error)] { listener.failed(refusal); };
   }
   reading_job = nullptr;
@@ -593,6 +667,9 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
 std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint32_t answer, Usage& usage) {
   const Prompt& prompt = job.prompt;
   std::vector<int32_t> rest;
+  if (reuse.position && !rewind(slot, job, reuse.position)) reuse = {};
+  std::string where;
+  if (cache_) reuse = restored(slot, job, reuse, where);
   if (reuse.messages) {
     try {
       ChatStyle style = settings_.chat;
@@ -604,11 +681,11 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint3
       reuse = {};
     }
   }
-  if (reuse.position && !rewind(slot, job, reuse.position)) reuse = {};
   if (!reuse.position) {
     call(thimble_session_reset, slot.session.get());
     slot.evictions = 0;
   }
+  slot.saved = std::min(slot.saved, reuse.position);
   slot.history.rewind(reuse);
   set_sampler(slot, job.task, answer);
   if (!reuse.messages) {
@@ -618,12 +695,16 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint3
       rest = job.prompt.ids;  // the next answer needs them again
     rest.erase(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(reuse.position));
   }
-  if (!answer) usage.cached = reuse.position;
+  const uint64_t cached = held(slot);
+  if (!answer) usage.cached = cached;
   if (reuse.cut && end_of_turn_ >= 0) {
     call_for(job, thimble_session_accept, slot.session.get(), end_of_turn_);
     slot.history.add_generated(end_of_turn_);
   }
   usage.prompt = slot.history.ids().size() + rest.size();
+  if (cache_)
+    log_cache(std::to_string(cached) + " of " + std::to_string(usage.prompt) + " tokens were not read again" +
+              where);
   return rest;
 }
 
@@ -636,19 +717,35 @@ bool Scheduler::rewind(Slot& slot, Job& job, uint64_t position) {
   }
 }
 
-void Scheduler::read(Slot& slot, Job& job, const std::vector<int32_t>& ids) {
+// Appends tokens to a prompt, and reads the chunks that are certain to be complete.
+void Scheduler::feed(Slot& slot, Job& job, const int32_t* ids, uint64_t count) {
   const uint64_t before = slot.history.ids().size();
-  job.done = before;
-  job.total = before + ids.size();
+  try {
+    call_for(job, thimble_session_feed, slot.session.get(), ids, count);
+  } catch (const Cancelled&) {
+    slot.history.add_prompt(ids, stats(slot.session).position - before);
+    throw;
+  }
+  slot.history.add_prompt(ids, count);
+}
+
+void Scheduler::read(Slot& slot, Job& job, const std::vector<int32_t>& ids) {
+  job.done = slot.history.ids().size();
+  job.total = job.done + ids.size();
   job.reading = true;
   try {
-    call_for(job, thimble_session_feed, slot.session.get(), ids.data(), ids.size());
+    uint64_t at = 0;
+    for (const uint64_t end : shared_parts(slot, job, ids)) {
+      feed(slot, job, &ids[at], end - at);
+      save_before_eviction(slot, job);
+      at = end;
+    }
+    feed(slot, job, &ids[at], ids.size() - at);
+    save_before_eviction(slot, job);
   } catch (const Cancelled&) {
-    slot.history.add_prompt(ids.data(), stats(slot.session).position - before);
     if (evicts_) slot.history.stopped_reading();
     throw;
   }
-  slot.history.add_prompt(ids.data(), ids.size());
   try {
     call_for(job, thimble_session_flush, slot.session.get());
   } catch (const Cancelled&) {
@@ -755,6 +852,155 @@ void Scheduler::note_evictions(Slot& slot) {
     slot.history.evicted_at(slot.history.ids().size());
 }
 
+// ---- the cache ----
+
+// Tokens of the stream that need not be read again. After a rewind, a model with recurrent layers reads the
+// tokens since its last snapshot again.
+uint64_t Scheduler::held(const Slot& slot) const {
+  const thimble_stats now = stats(slot.session);
+  return now.position - now.waiting;
+}
+
+// Looks for a file that holds more of the job's prompt than the session does, and continues from it. `where`
+// says for the log what was reused, and why not more.
+Reuse Scheduler::restored(Slot& slot, Job& job, Reuse reuse, std::string& where) {
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t most = reuse.position ? held(slot) : 0;
+  where = most ? ", from the slot" : "";
+  Share notes(room_);  // for the note of a file, which has the texts that the job has
+  if (!notes.resize(job.room.bytes())) return reuse;
+  const auto found = cache_->find(slot.history.hashes(job.prompt, kinds_settings_[slot.kind]));
+  for (const PrefixCache::Match& match : found.matches) {
+    if (match.position <= most) break;
+    try {
+      StateNote note;
+      History history = slot.history;
+      if (!note.read(session_note(match.path)) || !history.read(note.rest))
+        throw Failure(THIMBLE_FORMAT, match.path + " is not a state of this version");
+      const Reuse there = history.find(job.prompt);
+      if (there.position < match.position) continue;  // other texts with the same hash
+      restore_session(slot.session, match.path);
+      reuse = {};
+      slot.history = std::move(history);
+      slot.evictions = stats(slot.session).evictions;
+      if (!rewind(slot, job, there.position))
+        throw Failure(THIMBLE_FORMAT, match.path + " does not return to where its keys say");
+      slot.saved = there.position;
+      most = held(slot);
+      reuse = there;
+      cache_->note_use(match.path);
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%.3f", static_cast<double>(microseconds_since(start)) / 1e6);
+      where = ", from " + match.path + " in " + seconds + " s";
+      break;
+    } catch (const Failure& failure) {
+      if (failure.status == THIMBLE_DEVICE_LOST) throw;
+      if (failure.status == THIMBLE_IO) continue;  // another server deleted it
+      cache_->drop(match.path, failure.what());
+      most = reuse.position ? held(slot) : 0;
+    }
+  }
+  const uint64_t border = slot.history.last_border(job.prompt.ids.size());
+  if (reuse.messages)
+    where += "; the rest is new";
+  else if (border && most == border)
+    where += "; the chunks after that depend on where the prompt ends";
+  else if (found.evicted > most)
+    where += "; states that share " + std::to_string(found.evicted) + " have evicted entries since";
+  else
+    where += "; no state that was saved shares more";
+  return reuse;
+}
+
+// Where a prompt has to be cut so that states are saved which other prompts share: at the ends of its first
+// message, and where the client marked it. The result counts ids that are left to read.
+std::vector<uint64_t> Scheduler::shared_parts(const Slot& slot, const Job& job,
+                                              const std::vector<int32_t>& ids) const {
+  const Json& messages = job.prompt.messages;
+  const std::vector<int32_t>& held = slot.history.ids();
+  std::vector<uint64_t> parts;
+  if (!cache_ || !moves_on_ || !slot.history.in_first_prompt() || !messages.is_array() ||
+      !pays(slot, held.size() + ids.size()))
+    return parts;
+  std::vector<Mark> marks = job.task.marks;
+  if (messages.size() > 1) marks.push_back({1, std::string::npos});
+  Share texts(room_);  // tokenising takes four times the room of a job
+  if (!texts.resize(4 * job.room.bytes())) return parts;
+  for (const Mark& mark : marks) {
+    if (mark.messages > messages.size()) continue;
+    Prompt part;
+    part.messages = Json(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(mark.messages));
+    Json& content = part.messages.back()["content"];
+    if (!content.is_string()) continue;
+    content = content.get_ref<const std::string&>().substr(0, mark.bytes);
+    ChatStyle style = settings_.chat;
+    style.variables = job.prompt.variables;
+    try {
+      const auto begun =
+          token_ids(model_, chat_text(model_, style, written(part, job.task), 0), kPromptFlags);
+      const auto apart = std::mismatch(held.begin(), held.end(), begun.begin(), begun.end()).second;
+      if (apart != begun.begin() + static_cast<std::ptrdiff_t>(held.size())) continue;
+      const auto shared = std::mismatch(ids.begin(), ids.end(), apart, begun.end()).first - ids.begin();
+      const uint64_t enough = slot.history.enough_for(held.size() + static_cast<uint64_t>(shared));
+      if (enough > held.size() && enough < held.size() + ids.size()) parts.push_back(enough - held.size());
+    } catch (const Failure&) {  // a template that does not render a part of a conversation
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
+// Whether a state that reaches so far is worth a file: it saves reading two chunks, and a thirty-second of
+// the text, that no file holds. Questions about a text, which end within a chunk or two after it, do not get
+// files of their own.
+bool Scheduler::pays(const Slot& slot, uint64_t reach) const {
+  const uint64_t chunk = kinds_memory_[slot.kind].chunk;
+  return cache_ && reach >= slot.saved + std::max(2 * chunk, reach / 32);
+}
+
+// Saves the session's state, with this history. `job` is the job that waits meanwhile, or null.
+void Scheduler::save(Slot& slot, const History& history, Job* job) {
+  const uint64_t reach = history.reach();
+  StateNote note;
+  note.settings = kinds_settings_[slot.kind];
+  note.keys = history.keys(note.settings);
+  // The states of recurrent layers return only to where they are now, without reading again.
+  if (kinds_memory_[slot.kind].states)
+    for (StateKey& key : note.keys) key.usable &= key.position == reach;
+  slot.saved = reach;
+  Share notes(room_);  // for the note and its copy in the head of the file
+  if (cache_->holds(note.keys) || !notes.resize(4 * history.bytes())) return;
+  const auto start = std::chrono::steady_clock::now();
+  const auto repeat = [&](auto function, auto... arguments) {
+    do {
+      if (job && job->cancelled) throw Cancelled();
+    } while (!call_unless_interrupted(function, arguments...));
+  };
+  try {
+    note.rest = history.write();
+    const std::string bytes = note.write();
+    uint64_t size = 0;
+    repeat(thimble_session_file_bytes, slot.session.get(), bytes.size(), &size);
+    const bool saved = cache_->save(note, size, [&](int file) {
+      repeat(thimble_session_save_fd, slot.session.get(), file, bytes.data(), bytes.size());
+    });
+    if (!saved) return;
+    log_cache("saved " + std::to_string(reach) + " tokens, " + format_size(size) + " in " +
+              std::to_string(microseconds_since(start) / 1000) + " ms" + (job ? "" : ", after the answer"));
+  } catch (const std::exception& error) {
+    log_cache(std::string("a state is not saved: ") + error.what());
+  }
+}
+
+// The end of a prompt is read in a way that depends on where it ends. If entries are evicted then, or states
+// move on, the session cannot return to the last chunk before it, so the state there is saved now.
+void Scheduler::save_before_eviction(Slot& slot, Job& job) {
+  if (!cache_ || !moves_on_ || !slot.history.in_first_prompt()) return;
+  History before = slot.history;
+  before.stopped_reading();
+  if (pays(slot, before.reach())) save(slot, before, &job);
+}
+
 // Sets how the i-th answer of a task is sampled.
 void Scheduler::set_sampler(Slot& slot, const Task& task, uint32_t answer) const {
   thimble_sampler_options options = settings_.sampler;
@@ -777,7 +1023,7 @@ std::vector<Scheduler::SlotState> Scheduler::slots() const {
   const std::lock_guard lock(mutex_);
   std::vector<SlotState> states;
   for (const auto& slot : slots_)
-    states.push_back({!slot->idle(), slot->position, kinds_memory_[slot->kind].pool});
+    states.push_back({slot->job || slot->reserved, slot->position, kinds_memory_[slot->kind].pool});
   return states;
 }
 
@@ -794,7 +1040,8 @@ void Scheduler::look(uint64_t index, const Look& look) {
                            std::to_string(slots_.size() - 1));
   Slot& slot = *slots_[index];
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopping_ || !slot.saving; });
     if (!slot.idle() || !slot.session)
       throw Refusal(409, "slot " + std::to_string(index) + " is busy; ask again when it is idle");
     slot.reserved = true;

@@ -7,6 +7,9 @@
 // A job that can continue from the tokens that a slot holds gets that slot.
 // If it continues from the middle of these tokens, and another slot is empty, it gets a clone, so that both
 // conversations are kept.
+//
+// With a cache, states are also saved to files, and a job continues from a file if that holds more of its
+// prompt than its slot does.
 #pragma once
 
 #include <atomic>
@@ -25,6 +28,7 @@
 #include "apps/serve/flags.h"
 #include "apps/serve/gate.h"
 #include "apps/serve/history.h"
+#include "apps/serve/prefix_cache.h"
 #include "apps/serve/room.h"
 #include "apps/serve/task.h"
 
@@ -70,7 +74,7 @@ class Scheduler {
  public:
   // Makes the slots. The referenced objects must outlive the scheduler. `room` counts the bytes of the texts
   // that slots remember.
-  Scheduler(const Settings& settings, const Model& model, const std::vector<SlotKind>& kinds, Room& room);
+  Scheduler(const Settings& settings, const Model& model, const ServeFlags& flags, Room& room);
   ~Scheduler() { stop(); }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -121,6 +125,7 @@ class Scheduler {
   size_t waiting() const;
   size_t queue_limit() const { return 4 * slots_.size(); }
   const Counts& counts() const { return counts_; }
+  PrefixCache* cache() const { return cache_.get(); }  // null: states are not saved
 
  private:
   struct Slot {
@@ -135,13 +140,16 @@ class Scheduler {
     std::string question;  // the last question
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
+    uint64_t saved = 0;  // tokens of the stream that a file of the cache holds
+    bool ended = false;  // the last job ended without a failure
     // The job of the slot; guarded by the mutex.
     std::shared_ptr<Job> job;
     Reuse reuse;
     Slot* source = nullptr;  // the slot to clone first; it stays reserved until then
     bool reserved = false;
+    bool saving = false;  // its state is being saved, after the answer was sent
     std::thread thread;
-    bool idle() const { return !job && !reserved; }
+    bool idle() const { return !job && !reserved && !saving; }
   };
   struct Cancelled {};
   struct Lent;
@@ -168,10 +176,18 @@ class Scheduler {
   std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, uint32_t answer, Usage& usage);
   bool rewind(Slot& slot, Job& job, uint64_t position);
   void read(Slot& slot, Job& job, const std::vector<int32_t>& ids);
+  void feed(Slot& slot, Job& job, const int32_t* ids, uint64_t count);
   bool step(Slot& slot, Job& job, bool forced, int32_t& token);
   std::vector<float> logits_for(Slot& slot, Job& job);
   std::function<void()> generate(Slot& slot, Job& job, uint32_t answer, Usage& usage);
   void note_evictions(Slot& slot);
+  // The cache.
+  Reuse restored(Slot& slot, Job& job, Reuse reuse, std::string& where);
+  uint64_t held(const Slot& slot) const;
+  std::vector<uint64_t> shared_parts(const Slot& slot, const Job& job, const std::vector<int32_t>& ids) const;
+  bool pays(const Slot& slot, uint64_t reach) const;
+  void save(Slot& slot, const History& history, Job* job);
+  void save_before_eviction(Slot& slot, Job& job);
   static void watch(Slot& slot);
   std::string written(const Prompt& prompt, const Task& task) const;
   void set_sampler(Slot& slot, const Task& task, uint32_t answer) const;
@@ -180,6 +196,7 @@ class Scheduler {
 
   const Settings& settings_;
   const Model& model_;
+  Room& room_;
   std::string chat_problem_;
   const int32_t end_of_turn_;
   // The chat template tells the model of tools; it writes calls.
@@ -187,8 +204,11 @@ class Scheduler {
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise
-  thimble_memory memory_{};                   // of the smallest slot; `allocated` is of all
+  bool moves_on_ = false;  // likewise: after a prompt, a session may not return to the chunks before its end
+  thimble_memory memory_{};  // of the smallest slot; `allocated` is of all
   std::vector<thimble_memory> kinds_memory_;
+  std::vector<uint64_t> kinds_settings_;  // hashes of all that decides whether a state can be continued
+  std::unique_ptr<PrefixCache> cache_;
   const std::vector<SlotKind> kinds_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<const Slot*> last_ = nullptr;

@@ -371,7 +371,7 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
                            ? THIMBLE_RETENTION_DEFAULT
                            : thimble_heads_retention(open_heads(model, settings.heads).get())),
       next_id_(std::random_device()()),
-      scheduler_(settings, model, flags_.slots, room_) {
+      scheduler_(settings, model, flags_, room_) {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 128 << 10);  // larger blocks return to the system when they are freed
 #endif
@@ -679,6 +679,12 @@ Response Server::metrics(const Request&) {
   metric("thimble_in_flight_bytes", "gauge",
          "Bytes of requests and answers, and of texts that slots remember.", whole(room_.taken()));
   metric("thimble_in_flight_limit_bytes", "gauge", "Limit of thimble_in_flight_bytes.", whole(room_.bound()));
+  if (PrefixCache* cache = scheduler_.cache()) {
+    const PrefixCache::Size size = cache->size();
+    metric("thimble_cache_states", "gauge", "Saved states in --cache-dir.", whole(size.states));
+    metric("thimble_cache_bytes", "gauge", "Bytes of these states.", whole(size.bytes));
+    metric("thimble_cache_limit_bytes", "gauge", "Limit of thimble_cache_bytes.", whole(size.limit));
+  }
   metric("thimble_budget_bytes", "gauge", "Memory budget. 0 means no limit.", whole(memory.budget));
   metric("thimble_allocated_bytes", "gauge", "Bytes that all slots allocate.", whole(memory.allocated));
   out += "# HELP thimble_responses_total Responses by status.\n# TYPE thimble_responses_total counter\n";

@@ -41,6 +41,12 @@ struct Form {
   std::string text;  // a JSON schema, or a grammar in llama.cpp's notation
 };
 
+// A place in a conversation that other requests share, as its client says: after so many bytes of the content
+// of the last of these messages.
+struct Mark {
+  size_t messages, bytes;
+};
+
 // A request's values. For a missing value, the command's flags decide.
 struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
@@ -53,9 +59,10 @@ struct Task {
   bool one_call = false;   // the answer has at most one tool call; further calls are left out
   bool must_call = false;  // the answer is a tool call
   std::string only_tool;   // the tool that it calls; "": any
-  std::string call_mark;   // what a call that must be made begins with; known when the prompt is known
-  bool is_chat = false;    // likewise: the prompt is a conversation
-  Form form;               // of an answer that is not a call
+  std::vector<Mark> marks;
+  std::string call_mark;  // what a call that must be made begins with; known when the prompt is known
+  bool is_chat = false;   // likewise: the prompt is a conversation
+  Form form;              // of an answer that is not a call
   std::string prompt;
   std::vector<int32_t> ids;
 

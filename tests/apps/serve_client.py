@@ -32,14 +32,14 @@ class Server:
         self.process = subprocess.Popen([COMMAND, "serve", "-m", model, "--port", "0", *flags],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         atexit.register(self.process.kill)  # where a test fails in the middle
-        lines = []
+        self.first_lines = []
         for line in self.process.stderr:
-            lines.append(line)
+            self.first_lines.append(line)
             found = re.search(r"http://\S+:(\d+)", line)
             if found:
                 self.port = int(found.group(1))
                 return
-        raise RuntimeError("the server did not start: " + "".join(lines))
+        raise RuntimeError("the server did not start: " + "".join(self.first_lines))
 
     def stop(self, with_signal=signal.SIGTERM):
         """Stops the server. Returns the exit code and the seconds that this took."""
