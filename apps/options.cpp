@@ -188,7 +188,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->type_name("N")
       ->group(store);
   add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},
-             "How the store has keys and values (default: f16)")
+             "How the store has keys and values of a pool of f16 (default: f16)")
       ->group(store);
 
   auto* rebuild = app.add_option("--rebuild", o.rebuild,

@@ -5,6 +5,13 @@
 #include "runtime/plan/lay_out.h"
 
 namespace thimble {
+namespace {
+
+std::byte* row_at(const KvArray& rows, const AttentionMixer& m, uint64_t row) {
+  return on_host<std::byte>(rows.values) + row * kv_bytes(rows.type, m.head_dim);
+}
+
+}  // namespace
 
 Status Engine::make_store() {
   if (!plan_.options.recall) return {};
@@ -24,12 +31,12 @@ Status Engine::store_spilled() {
   const uint64_t capacity = plan_.dimensions.reach;
   spilled[0] = 0;
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
-    const uint64_t at = head * capacity, row_bytes = kv_bytes(r.k[layer].type, m.head_dim);
+    const uint64_t at = head * capacity;
     THIMBLE_TRY(store_->add(first_run + head, {.positions = {on_host<int32_t>(r.pos) + at, spilled[1 + head]},
                                                .scores = on_host<float>(r.cis) + at,
                                                .keys = on_host<float>(r.keys) + at * m.head_dim,
-                                               .k = on_host<std::byte>(r.k[layer].values) + at * row_bytes,
-                                               .v = on_host<std::byte>(r.v[layer].values) + at * row_bytes}));
+                                               .k = row_at(r.k[layer], m, at),
+                                               .v = row_at(r.v[layer], m, at)}));
   }
   return {};
 }
@@ -46,7 +53,8 @@ Status Engine::restore_store(std::span<const uint32_t> counts, std::span<const s
 }
 
 Status Engine::recall(SequenceState& state) {
-  if (!holds_stored() || !state.asking) return {};
+  const uint32_t asking = state.ahead ? state.ahead : state.asking;
+  if (!holds_stored() || !asking) return {};
   uint32_t segment = 0;
   for (uint32_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;
@@ -56,8 +64,9 @@ Status Engine::recall(SequenceState& state) {
     THIMBLE_TRY(list_own(m, state));
     THIMBLE_TRY(device_->read(choice_->queries().data(), layout_.recall.queries[layer]));
     choice_->choose(*store_, m,
-                    {.tokens = state.asking,
-                     .read = state.read,
+                    {.tokens = std::min(kAskingTokens, asking),
+                     .read = state.read + state.ahead,
+                     .ahead = state.ahead,
                      .scale = model_->attention_scale,
                      .rope = rope_params(setting_, m, layout_, layer),
                      .alike = !plan_.options.recalls_per_head()});
@@ -101,7 +110,7 @@ Status Engine::list_own(const AttentionMixer& m, const SequenceState& state) {
 Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) {
   const AttentionMixer& m = *model_->layers[layer].attention();
   const RecallViews& r = layout_.recall;
-  const uint64_t capacity = plan_.dimensions.reach, row_bytes = kv_bytes(r.k[layer].type, m.head_dim);
+  const uint64_t capacity = plan_.dimensions.reach;
   bool changes = false;
   for (uint32_t head = 0; head < m.kv_heads; ++head)
     changes |= !choice_->is_in_pool(*store_, m.first_run + head, head);
@@ -112,8 +121,7 @@ Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) 
     for (const uint32_t page : choice_->chosen(head)) {
       const uint64_t at = head * capacity + rows;
       THIMBLE_LET(fetched, store_->fetch(m.first_run + head, page, on_host<int32_t>(r.pos) + at,
-                                         on_host<std::byte>(r.k[layer].values) + at * row_bytes,
-                                         on_host<std::byte>(r.v[layer].values) + at * row_bytes));
+                                         row_at(r.k[layer], m, at), row_at(r.v[layer], m, at)));
       rows += fetched;
     }
   }

@@ -196,6 +196,7 @@ void SequenceState::drop_to(uint64_t position) {
   for (uint32_t& count : entries) count -= dropped;
   unscored -= std::min(unscored, dropped);
   asking -= std::min(asking, dropped);
+  ahead = 0;
   unscored_tokens.resize(std::min<size_t>(unscored_tokens.size(), unscored));
   ++generation;
   attended = Attended::kUnknown;

@@ -43,6 +43,7 @@ struct SequenceFields : SequenceNumbers {
   std::vector<uint32_t> entries;         // entries that each head holds
   std::vector<uint32_t> recalled;        // those of `entries` that came back from the store
   uint32_t asking = 0;  // the latest tokens whose queries are kept, so that they can call back entries
+  uint32_t ahead = 0;   // the first waiting tokens, whose queries are kept instead: they were read ahead
   // Of models with recurrent layers only. The snapshots have ascending positions from the latest eviction on.
   // A rewind restores one, and reads the recent tokens after it again. The beginning of the text needs none.
   std::vector<Snapshot> snapshots;

@@ -126,7 +126,7 @@ class Session {
  private:
   // A step that was started and may not be finished, and the changes to make once it is finished. An
   // interrupt leaves a Run.
-  enum class Work { kNone, kChunk, kLogits, kDecode, kDraft, kCatchUp, kUpkeep, kEvict, kLogProb };
+  enum class Work { kNone, kChunk, kAhead, kLogits, kDecode, kDraft, kCatchUp, kUpkeep, kEvict, kLogProb };
   struct Run {
     Work work = Work::kNone;
     Step step;
@@ -184,6 +184,7 @@ class Session {
   Run eviction_run(bool ends_prompt) const;
   Status upkeep();
   Status evict();
+  Status recall_ahead();
   Status recall_in_time();
   Step new_rows(Program&, uint32_t rows) const;
 

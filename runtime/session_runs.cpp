@@ -73,6 +73,11 @@ void Session::commit(const Run& run) {
     case Work::kChunk:
       commit_chunk(run);
       break;
+    case Work::kAhead:
+      state_.prefill += cost_.run(run.step.n_rows, mean_entries(), true, false);
+      state_.asking = 0;
+      state_.ahead = run.step.n_rows;
+      break;
     case Work::kDecode:
       commit_token();
       pace_.stepped(run.seconds);
@@ -116,6 +121,7 @@ void Session::commit_chunk(const Run& run) {
   state_.forget_logits();
   if (run.logits) note_logits();
   if (options().recall) state_.asking = std::min(kAskingTokens, state_.asking + rows);
+  state_.ahead = 0;
   engine_->count_entries(state_);
   keep_states(run.logits);
   ++state_.generation;
@@ -186,6 +192,22 @@ Status Session::upkeep() { return state_.unscored ? start(upkeep_run(false, fals
 Status Session::evict() {
   THIMBLE_TRY(engine_->put_back(state_));
   return start(state_.unscored ? upkeep_run(true, false) : eviction_run(false));
+}
+
+// The first waiting tokens call back evicted entries. They are read once to get their queries, and then again
+// by read_waiting(), which overwrites their entries, so that all of them attend to what they called back.
+Status Session::recall_ahead() {
+  if (!engine_->holds_stored()) return {};
+  if (!state_.ahead) {
+    const auto rows = static_cast<uint32_t>(std::min<size_t>(options().chunk, state_.waiting.size()));
+    THIMBLE_TRY(upkeep());
+    THIMBLE_TRY(make_room(rows, false));
+    engine_->set_tokens(std::span(state_.waiting).first(rows));
+    Step step = new_rows(engine_->chunk_program(rows), rows);
+    step.last = engine_->tail();
+    THIMBLE_TRY(start({.work = Work::kAhead, .step = step}));
+  }
+  return engine_->recall(state_);
 }
 
 // Whether the latest tokens call back evicted entries before the next one is read.

@@ -90,6 +90,7 @@ Status Session::feed(std::span<const int32_t> tokens) {
     const auto next = left.first(std::min<uint64_t>(left.size(), enough - state_.waiting.size()));
     state_.waiting.insert(state_.waiting.end(), next.begin(), next.end());
     unfinished_.taken += next.size();
+    state_.ahead = 0;
     state_.forget_logits();
   }
   unfinished_ = {};
@@ -108,11 +109,8 @@ Status Session::flush_waiting() {
     if (engine_->dimensions().evicts && waiting > o.local) {
       const uint32_t rows = std::min(o.chunk, waiting - o.local);
       THIMBLE_TRY(read_waiting(rows, true, rows == waiting - o.local));
-    } else if (waiting > 1 && engine_->holds_stored()) {
-      THIMBLE_TRY(read_waiting(std::min(o.chunk, waiting - 1), false, false));
     } else {
-      // The question's last token attends to what the tokens before it call back.
-      THIMBLE_TRY(engine_->recall(state_));
+      THIMBLE_TRY(recall_ahead());
       THIMBLE_TRY(read_waiting(std::min(o.chunk, waiting), false, false));
     }
   }

@@ -595,7 +595,7 @@ typedef struct thimble_session_options {
                                    has the same distribution. Not with a selection, TOVA, ADORE, watch or a store */
   uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
                                    how many guesses are right */
-  int32_t recall_format;        /* THIMBLE_KV_*: how the store has keys and values; with a store, the pool has F16 */
+  int32_t recall_format;        /* THIMBLE_KV_*: how the store has keys and values where the pool has F16; elsewhere as the pool */
   const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
                                    in the plan and in the budget. Free it after the session */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,

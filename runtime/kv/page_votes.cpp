@@ -57,12 +57,13 @@ void PageVotes::rotate(float* x, uint64_t position, const RopeParams& p) const {
 void PageVotes::read_queries(const Queries& q, const RopeParams& rope, Positions own) {
   const bool by_list = rope.mode == kRopeList;
   const uint32_t n = q.count * q.group;
+  const uint64_t listed = own.size() + q.ahead;
   for (uint32_t age = 0; age < q.count; ++age) {
     const uint64_t position = q.read - 1 - age;
     const float* const row = q.ring + position % kAskingTokens * q.stride;
     for (uint32_t head = 0; head < q.group; ++head) {
       std::copy_n(row + head * q.head_dim, q.head_dim, query_.data());
-      rotate(query_.data(), by_list ? own.size() - std::min<size_t>(own.size(), 1 + age) : position, rope);
+      rotate(query_.data(), by_list ? listed - std::min<uint64_t>(listed, 1 + age) : position, rope);
       for (uint32_t c = 0; c < q.head_dim; ++c) {
         const float x = query_[c] * q.scale;
         q_[c * n + age * q.group + head] = x;
@@ -113,10 +114,13 @@ void PageVotes::add(const RecallStore& store, size_t run, const Queries& q, cons
   };
   for_scores([&](uint32_t, uint32_t v, float s) { most_[v] = std::max(most_[v], s); });
   for_scores([&](uint32_t, uint32_t v, float& s) { sum_[v] += s = std::exp(s - most_[v]); });
-  for_scores([&](uint32_t i, uint32_t v, float s) {
-    const float share = s / sum_[v];
-    if (share > 0) votes[i] += share;  // not if it is NaN
-  });
+  for (uint32_t i = 0; i < pages; ++i)
+    for (uint32_t head = 0; head < q.group; ++head) {
+      float most = 0;
+      for (uint32_t v = head; v < n; v += q.group)
+        most = std::max(most, scores_[size_t(i) * n + v] / sum_[v]);  // 0 rather than NaN
+      votes[i] += most;
+    }
 }
 
 }  // namespace thimble

@@ -1,5 +1,6 @@
-// The votes of queries for pages of the store. A query votes for a page with the share of its attention that
-// the page would get of all attention to pages.
+// The votes of queries for pages of the store. A query head votes for a page with the largest share that any
+// of its queries would pay to the page, of all attention to pages. So a page that matters to one word of a
+// question comes before a page that all words attend to a little.
 //
 // The attention to a page is estimated from the mean m and the variances s of its keys: for keys of a normal
 // distribution, the mean of exp(q k) is exp(q m + 1/2 sum q_c^2 s_c). Keys rotate to where the page would be
@@ -15,7 +16,7 @@
 namespace thimble {
 
 // The number of latest tokens whose queries vote.
-inline constexpr uint32_t kAskingTokens = 16;
+inline constexpr uint32_t kAskingTokens = 32;
 
 class PageVotes {
  public:
@@ -31,8 +32,9 @@ class PageVotes {
   struct Queries {
     const float* ring;  // [kAskingTokens][stride], by position in the text
     uint32_t stride, count, group, head_dim;
-    uint64_t read;  // one more than the position of the latest token
-    float scale;    // of the products
+    uint64_t read;   // one more than the position of the latest token
+    uint32_t ahead;  // the latest tokens that are not among the run's entries
+    float scale;     // of the products
   };
   // Where the run's own entries are in the text. Empty: keys are stored as rotated to their positions.
   using Positions = std::span<const int32_t>;

@@ -73,6 +73,7 @@ void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, con
                 .group = m.group(),
                 .head_dim = m.head_dim,
                 .read = asking.read,
+                .ahead = asking.ahead,
                 .scale = asking.scale},
                asking.rope, positions(head).first(own_[head]), sums);
   };

@@ -30,7 +30,8 @@ class RecallChoice {
 
   struct Asking {
     uint32_t tokens = 0;  // the latest tokens whose queries vote
-    uint64_t read = 0;    // tokens of the text
+    uint64_t read = 0;    // one more than the position of the latest of them
+    uint32_t ahead = 0;   // those of them that have no entries
     float scale = 1;      // of the products of queries and keys
     RopeParams rope = {};
     bool alike = false;  // whether all heads of the layer get the same positions

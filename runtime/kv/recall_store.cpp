@@ -27,11 +27,13 @@ RecallStore::Sizes RecallStore::place(const Shape& shape, std::vector<Run>* runs
   for (const Rows& rows : shape.runs) {
     const uint64_t pages = rows.head_dim ? shape.pages : 0;
     Run run;
-    run.row_bytes = kv_bytes(rows.type, rows.head_dim);
+    run.key_bytes = kv_bytes(rows.k, rows.head_dim);
+    run.value_bytes = kv_bytes(rows.v, rows.head_dim);
     run.first = take(next.memory, pages * sizeof(Page));
     run.order = take(next.memory, pages * sizeof(uint32_t));
     run.summaries = take(next.memory, pages * 2 * rows.head_dim * sizeof(float));
-    run.rows = take(shape.in_file ? next.file : next.memory, pages * 2 * kRecallPage * run.row_bytes);
+    run.rows = take(shape.in_file ? next.file : next.memory,
+                    pages * kRecallPage * (run.key_bytes + run.value_bytes));
     if (runs) runs->push_back(run);
   }
   return next;
@@ -43,7 +45,7 @@ namespace {
 uint64_t buffer_bytes(const RecallStore::Shape& shape) {
   uint64_t most = 0;
   for (const RecallStore::Rows& rows : shape.runs)
-    most = std::max(most, 2 * kRecallPage * kv_bytes(rows.type, rows.head_dim));
+    most = std::max(most, kRecallPage * (kv_bytes(rows.k, rows.head_dim) + kv_bytes(rows.v, rows.head_dim)));
   return shape.in_file ? most : 0;
 }
 
@@ -181,7 +183,7 @@ uint32_t RecallStore::slot_for(size_t run, int32_t number, float score) {
 Status RecallStore::add(size_t run, const Entries& entries) {
   if (!shape_.runs[run].head_dim || closed_) return {};
   const std::span<const int32_t> positions = entries.positions;
-  const uint64_t row_bytes = runs_[run].row_bytes;
+  const uint64_t key_bytes = runs_[run].key_bytes, value_bytes = runs_[run].value_bytes;
   const auto page_of = [&](size_t i) { return positions[i] / static_cast<int32_t>(kRecallPage); };
   for (size_t i = 0, end; i < positions.size(); i = end) {
     float score = -std::numeric_limits<float>::infinity();
@@ -198,11 +200,11 @@ Status RecallStore::add(size_t run, const Entries& entries) {
     } else {
       std::fill(buffer_.begin(), buffer_.end(), std::byte{});
     }
-    std::byte* const v = k + kRecallPage * row_bytes;
+    std::byte* const v = k + kRecallPage * key_bytes;
     for (size_t n = i; n < end; ++n) {
       const uint32_t place = static_cast<uint32_t>(positions[n]) % kRecallPage;
-      std::memcpy(k + place * row_bytes, entries.k + n * row_bytes, row_bytes);
-      std::memcpy(v + place * row_bytes, entries.v + n * row_bytes, row_bytes);
+      std::memcpy(k + place * key_bytes, entries.k + n * key_bytes, key_bytes);
+      std::memcpy(v + place * value_bytes, entries.v + n * value_bytes, value_bytes);
       page.held = static_cast<uint16_t>(page.held | 1u << place);
       ++entries_;
       summarise(run, slot, entries.keys + n * shape_.runs[run].head_dim);
@@ -229,14 +231,15 @@ void RecallStore::summarise(size_t run, uint32_t slot, const float* key) {
 Result<uint32_t> RecallStore::fetch(size_t run, uint32_t i, int32_t* positions, std::byte* k,
                                     std::byte* v) const {
   const Page& page = this->page(run, i);
-  const uint64_t row_bytes = runs_[run].row_bytes;
-  THIMBLE_LET(from, rows(run, slot(run, i)));
+  const uint64_t key_bytes = runs_[run].key_bytes, value_bytes = runs_[run].value_bytes;
+  THIMBLE_LET(keys, rows(run, slot(run, i)));
+  const std::byte* const values = keys + kRecallPage * key_bytes;
   uint32_t count = 0;
   for (uint32_t place = 0; place < kRecallPage; ++place) {
     if (!(page.held >> place & 1)) continue;
     positions[count] = page.number * static_cast<int32_t>(kRecallPage) + static_cast<int32_t>(place);
-    std::memcpy(k + count * row_bytes, from + place * row_bytes, row_bytes);
-    std::memcpy(v + count * row_bytes, from + (kRecallPage + place) * row_bytes, row_bytes);
+    std::memcpy(k + count * key_bytes, keys + place * key_bytes, key_bytes);
+    std::memcpy(v + count * value_bytes, values + place * value_bytes, value_bytes);
     ++count;
   }
   return count;

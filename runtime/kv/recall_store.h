@@ -26,7 +26,7 @@ class RecallStore {
   // The rows of a run. head_dim 0: the run's entries are not stored.
   struct Rows {
     uint32_t head_dim = 0;
-    DType type = DType::kF16;
+    DType k = DType::kF16, v = DType::kF16;
   };
   struct Shape {
     std::vector<Rows> runs;
@@ -45,7 +45,7 @@ class RecallStore {
     std::span<const int32_t> positions;
     const float* scores;
     const float* keys;       // [entries][head_dim]
-    const std::byte *k, *v;  // rows of the store's type
+    const std::byte *k, *v;  // rows of the store's types
   };
 
   RecallStore() = default;
@@ -99,7 +99,7 @@ class RecallStore {
   struct Run {
     uint64_t first = 0;  // its pages in memory: the table, then the order, summaries and rows
     uint64_t order = 0, summaries = 0, rows = 0;
-    uint64_t row_bytes = 0;
+    uint64_t key_bytes = 0, value_bytes = 0;  // of a row
   };
   struct Sizes {
     uint64_t memory = 0, file = 0;
@@ -113,7 +113,9 @@ class RecallStore {
   uint32_t slot(size_t run, uint32_t i) const { return order_of(run)[i]; }
   float* summary(size_t run, uint32_t slot) const;
   uint64_t summary_bytes(size_t run) const { return 2 * shape_.runs[run].head_dim * sizeof(float); }
-  uint64_t rows_bytes(size_t run) const { return 2 * kRecallPage * runs_[run].row_bytes; }
+  uint64_t rows_bytes(size_t run) const {
+    return kRecallPage * (runs_[run].key_bytes + runs_[run].value_bytes);
+  }
   uint64_t rows_at(size_t run, uint32_t slot) const { return runs_[run].rows + slot * rows_bytes(run); }
   // The keys of a page, [16][row], followed by its values; with a file, in the buffer until the next call.
   Result<std::byte*> rows(size_t run, uint32_t slot) const;

@@ -108,28 +108,34 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   return chunks;
 }
 
-DType recall_dtype(const AttentionMixer& m, const SessionOptions& o) {
-  const DType type = dtype_of(o.recall_format);
-  return kv_fits(type, m.head_dim) ? type : DType::kF16;
+// The formats in which the store has a layer's keys and values: those that the options ask for where the pool
+// has f16, and otherwise the pool's, because an entry is encoded once.
+KvTypes recall_types(const Model& model, const AttentionMixer& m, const SessionOptions& o) {
+  SessionOptions asked = o;
+  asked.key_format = asked.value_format = o.recall_format;
+  const KvTypes pool = kv_types(model, m, o), store = kv_types(model, m, asked);
+  return {pool.k == DType::kF16 ? store.k : pool.k, pool.v == DType::kF16 ? store.v : pool.v};
 }
 
 RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
   const uint64_t word = 4, kv_heads = s.model.shape.kv_heads, entries = s.dimensions.reach;
   RecallViews r;
-  uint64_t row_bytes = 0, cols = 0;  // of all heads of a layer
+  uint64_t key_bytes = 0, value_bytes = 0, cols = 0;  // of all heads of a layer
   for (const Layer& layer : s.model.layers) {
     r.queries.push_back(layer.retains() ? pool.place(kAskingTokens * layer.attention()->q_cols() * word)
                                         : View{});
     if (!layer.retains()) continue;
     const AttentionMixer& m = *layer.attention();
-    row_bytes = std::max(row_bytes, m.kv_heads * kv_bytes(recall_dtype(m, s.options), m.head_dim));
+    const KvTypes types = recall_types(s.model, m, s.options);
+    key_bytes = std::max(key_bytes, m.kv_heads * kv_bytes(types.k, m.head_dim));
+    value_bytes = std::max(value_bytes, m.kv_heads * kv_bytes(types.v, m.head_dim));
     cols = std::max(cols, uint64_t(m.kv_cols()));
   }
-  const View k = io.place(entries * row_bytes), v = io.place(entries * row_bytes);
+  const View k = io.place(entries * key_bytes), v = io.place(entries * value_bytes);
   for (const Layer& layer : s.model.layers) {
-    const DType type = layer.retains() ? recall_dtype(*layer.attention(), s.options) : DType::kF16;
-    r.k.push_back({k, type});
-    r.v.push_back({v, type});
+    const KvTypes types = layer.retains() ? recall_types(s.model, *layer.attention(), s.options) : KvTypes{};
+    r.k.push_back({k, types.k});
+    r.v.push_back({v, types.v});
   }
   r.keys = io.place(entries * cols * word);
   r.pos = io.place(entries * kv_heads * word);
@@ -158,7 +164,8 @@ RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
   RecallStore::Shape shape;
   for (size_t run = 0; run < model.layer_of_run.size(); ++run) {
     const AttentionMixer& m = model.owner_of_run(run);
-    shape.runs.push_back({m.window ? 0 : m.head_dim, recall_dtype(m, o)});
+    const KvTypes types = recall_types(model, m, o);
+    shape.runs.push_back({m.window ? 0 : m.head_dim, types.k, types.v});
   }
   shape.in_file = o.recall_disk != 0;
   shape.pages = RecallStore::most_pages(shape, shape.in_file ? o.recall_disk : o.recall_mem);

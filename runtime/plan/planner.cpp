@@ -282,10 +282,6 @@ Status resolve_recall(SessionOptions& o) {
         "%s gives a store nothing to recall: %s; choose another retention, or leave the store out",
         policy_name(o.retention),
         traits(o.retention).evicts() ? "it reads evicted tokens again by itself" : "it evicts nothing");
-  if (o.key_format != KvFormat::kF16 || o.value_format != KvFormat::kF16)
-    return error(Code::kUnsupported,
-                 "a store takes entries of a pool of f16 only, because an entry is encoded once; leave the "
-                 "formats of keys and values or the store out");
   if (!o.recall) o.recall = kDefaultRecall;
   if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
   return {};

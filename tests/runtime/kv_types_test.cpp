@@ -106,18 +106,6 @@ TEST(KvTypes, AreAlikeWhereLayersShareOnePool) {
   EXPECT_TRUE(plan(mixed, kF16).ok());
 }
 
-TEST(KvTypes, AreF16WithAStoreOfEvictedEntries) {
-  const SeededModel m = seeded_model(wide());
-  SessionOptions o{.recall_mem = 4 << 20, .retention = Retention::kWindow, .pool = 256, .chunk = 32};
-  EXPECT_TRUE(make_plan(*m.model, *cpu(), o).ok());
-  EXPECT_EQ(
-      make_plan(*m.model, *cpu(), with(o, kQ8, kF16)).status().message(),
-      "a store takes entries of a pool of f16 only, because an entry is encoded once; leave the formats of "
-      "keys and values or the store out");
-  o.recall_format = kQ4;  // of the store alone
-  EXPECT_TRUE(make_plan(*m.model, *cpu(), o).ok());
-}
-
 // ---- memory and cost ----
 
 TEST(KvTypes, TakeTheBytesThatThePlanCounts) {

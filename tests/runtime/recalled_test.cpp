@@ -5,9 +5,11 @@
 #include <cmath>
 #include <functional>
 
+#include "tests/support/reference_model.h"
 #include "tests/support/saved_sessions.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
+#include "tests/support/synthetic_model.h"
 
 namespace thimble::test {
 namespace {
@@ -93,20 +95,98 @@ TEST(Recalled, AllEntriesMakeAttentionDense) {
 }
 
 // What a shrinking pool evicts comes back bit for bit, so the session continues as one that did not shrink.
+// The store has entries of a quantised pool as they are there.
 TEST(Recalled, ComesBackBitForBit) {
+  Seeded wide;
+  wide.head_dim = 32;
+  const SeededModel m = seeded_model(wide);
+  struct {
+    KvFormat k, v;
+  } const formats[] = {{KvFormat::kF16, KvFormat::kF16},
+                       {KvFormat::kQ8_0, KvFormat::kQ8_0},
+                       {KvFormat::kQ4_0, KvFormat::kF16},
+                       {KvFormat::kF16, KvFormat::kQ4_0}};
+  for (const auto& format : formats) {
+    SessionOptions large = with_store(512);
+    large.pool = 300;
+    large.key_format = format.k;
+    large.value_format = format.v;
+    const auto dense =
+        open_session(m.model, {.pool = 1000, .chunk = 32, .key_format = format.k, .value_format = format.v});
+    const auto session = open_session(m.model, large);
+    read(*dense, seeded_tokens(280));
+    read(*session, seeded_tokens(280));
+    EXPECT_EQ(session->state().evicted, 0u);
+    must(session->shrink(64));
+    EXPECT_EQ(kept(*session)[0][0].size(), 64u);
+    EXPECT_EQ(accept(*dense, 5), accept(*session, 5));
+    EXPECT_EQ(kept(*session)[0][0], all_positions(281));
+    EXPECT_EQ(generate(*dense, 30), generate(*session, 30));
+    EXPECT_EQ(kept(*session)[1][1], all_positions(311));
+  }
+}
+
+// Every token of a question attends to what the question calls back, not just its last one. The states of
+// recurrent layers see the question once.
+void expect_whole_questions(const std::shared_ptr<const Model>& model) {
   SessionOptions large = with_store(512);
   large.pool = 300;
-  const auto dense = open_session(seeded_model().model, {.pool = 1000, .chunk = 32});
-  const auto session = open_session(seeded_model().model, large);
+  const auto dense = open_session(model, {.pool = 1000, .chunk = 32});
+  const auto session = open_session(model, large);
   read(*dense, seeded_tokens(280));
   read(*session, seeded_tokens(280));
-  EXPECT_EQ(session->state().evicted, 0u);
   must(session->shrink(64));
-  EXPECT_EQ(kept(*session)[0][0].size(), 64u);
-  EXPECT_EQ(accept(*dense, 5), accept(*session, 5));
-  EXPECT_EQ(kept(*session)[0][0], all_positions(281));
-  EXPECT_EQ(generate(*dense, 30), generate(*session, 30));
-  EXPECT_EQ(kept(*session)[1][1], all_positions(311));
+  const std::vector<int32_t> question = seeded_tokens(20, 64, 3);
+  EXPECT_EQ(read(*dense, question), read(*session, question));
+  EXPECT_EQ(must(session->stats()).prefill_tokens, 300u);  // counted once
+}
+
+TEST(Recalled, WholeQuestionsSeeWhatTheyCallBack) { expect_whole_questions(seeded_model().model); }
+
+TEST(Recalled, WorksWithStates) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  for (const char* family : {"lfm2", "qwen35", "falconh1"}) {
+    SCOPED_TRACE(family);
+    const std::shared_ptr<const Model> model = family_model(family, "recalled");
+    expect_whole_questions(model);
+    const SessionOptions o = with_store(48);
+    const auto session = open_session(model, o), copy = open_session(model, o);
+    must(session->set_sampler(kWarm));
+    read(*session, seeded_tokens(260));
+    generate(*session, 5);
+    EXPECT_GT(*std::max_element(session->state().recalled.begin(), session->state().recalled.end()), 0u);
+    restore(*copy, save(*session));
+    EXPECT_EQ(go_on(*copy), go_on(*session));
+  }
+}
+
+// Entries that the store has with fewer bits come back nearly as they were.
+TEST(Recalled, ComesBackNearlyFromFewerBits) {
+  Seeded wide;
+  wide.head_dim = 32;
+  wide.layers = 1;
+  const SeededModel m = seeded_model(wide);
+  const std::vector<int32_t> text = seeded_tokens(300);
+  const std::vector<float> expected = read(*open_session(m.model, {.pool = 1000, .chunk = 32}), text);
+  std::vector<float> differences;
+  uint64_t bytes = UINT64_MAX;
+  for (const KvFormat format : {KvFormat::kF16, KvFormat::kQ8_0, KvFormat::kQ4_0}) {
+    SessionOptions o = with_store(512);
+    o.recall_format = format;
+    const auto session = open_session(m.model, o);
+    differences.push_back(largest_difference(expected, read(*session, text)));
+    EXPECT_GT(session->plan().store_pages, 0u);
+    o.recall_mem = 1 << 20;
+    const uint64_t page = (1 << 20) / must(make_plan(*m.model, *cpu(), o)).store_pages;
+    EXPECT_LT(page, bytes);
+    bytes = page;
+  }
+  EXPECT_LT(differences[0], 1e-4f);
+  EXPECT_GT(differences[1], differences[0]);
+  EXPECT_GT(differences[2], 4 * differences[1]);  // a code has 4 bits less, so a step is 17 times as long
+  SessionOptions without = with_store(512);
+  without.recall_mem = without.recall = 0;
+  EXPECT_LT(differences[2], largest_difference(expected, read(*open_session(m.model, without), text)) / 2);
 }
 
 TEST(Recalled, CopiesAndFilesContinueAlike) {
@@ -145,9 +225,9 @@ TEST(Recalled, RewindsAsFarAsWithoutAStore) {
   read(*session, seeded_tokens(260));
   const uint64_t earliest = session->state().last_eviction;
   generate(*session, 12);
-  EXPECT_EQ(session->state().asking, 16u);
+  EXPECT_EQ(session->state().asking, 32u);
   must(session->rewind(262));
-  EXPECT_EQ(session->state().asking, 6u);
+  EXPECT_EQ(session->state().asking, 22u);
   accept(*session, 1);
   generate(*session, 12);
   must(session->rewind(earliest));
@@ -282,7 +362,9 @@ TEST(Recalled, AFileThatFailsEndsTheStore) {
 // Options in pairs: the plan is kept, recalled entries fit into their part, positions ascend, and a saved
 // session continues alike.
 TEST(Recalled, WorksWithOtherOptions) {
-  const SeededModel m = seeded_model();
+  Seeded wide;
+  wide.head_dim = 32;
+  const SeededModel m = seeded_model(wide);
   const std::function<void(SessionOptions&)> changes[] = {
       [](SessionOptions& o) { o.retention = Retention::kRandom; },
       [&](SessionOptions& o) { o.retention = Retention::kLocret, o.retainer = m.retainer; },
@@ -297,6 +379,8 @@ TEST(Recalled, WorksWithOtherOptions) {
       [](SessionOptions& o) { o.watch = true; },
       [](SessionOptions& o) { o.recall_mem = 0, o.recall_disk = 1 << 18; },
       [](SessionOptions& o) { o.recall_mem = 40 << 10; },
+      [](SessionOptions& o) { o.recall_format = KvFormat::kQ4_0; },
+      [](SessionOptions& o) { o.key_format = KvFormat::kQ8_0, o.value_format = KvFormat::kQ4_0; },
       [](SessionOptions& o) { o.recall = 16; },
       [](SessionOptions& o) { o.recall_every = 1; },
       [](SessionOptions& o) { o.chunk = 100; },

@@ -27,6 +27,7 @@ SequenceState some_state() {
   s.entries = {6, 5};
   s.recalled = {1, 0};
   s.asking = 3;
+  s.ahead = 2;
   s.last_eviction = 3;
   s.evicted = s.evictions = 1;
   s.unscored = 2;
@@ -59,6 +60,7 @@ TEST(SequenceState, RewindForgetsTheTokensFromAPositionOn) {
   EXPECT_EQ(s.entries, (std::vector<uint32_t>{5, 4}));
   EXPECT_EQ(s.recalled, (std::vector<uint32_t>{1, 0}));
   EXPECT_EQ(s.asking, 2u);
+  EXPECT_EQ(s.ahead, 0u);
   EXPECT_EQ(s.unscored, 1u);
   EXPECT_EQ(s.unscored_tokens, (std::vector<int32_t>{4}));
   EXPECT_EQ(s.generation, 5u);
@@ -80,6 +82,7 @@ TEST(SequenceState, ComparesEveryField) {
       [](SequenceState& s) { ++s.entries[1]; },
       [](SequenceState& s) { ++s.recalled[1]; },
       [](SequenceState& s) { ++s.asking; },
+      [](SequenceState& s) { ++s.ahead; },
       [](SequenceState& s) { s.placed = 0; },
       [](SequenceState& s) { s.attended = Attended::kUnknown; },
       [](SequenceState& s) { s.sampler.accept(3, 6); },

@@ -1,0 +1,122 @@
+// Tests the votes for pages of the store against a computation in double.
+#include "runtime/kv/page_votes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/support/random.h"
+#include "tests/support/sessions.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kDim = 8, kRotating = 6, kGroup = 2, kTokens = 5;
+const std::vector<double> kFrequencies = {1.0, 0.2, 0.04};
+using Row = std::vector<double>;
+
+Row rotated(Row x, double position) {
+  for (size_t i = 0; i < kFrequencies.size(); ++i) {
+    const double c = std::cos(position * kFrequencies[i]), s = std::sin(position * kFrequencies[i]);
+    const double a = x[i], b = x[i + kFrequencies.size()];
+    x[i] = a * c - b * s;
+    x[i + kFrequencies.size()] = a * s + b * c;
+  }
+  return x;
+}
+
+// A page's positions in the text, and their keys.
+struct TextPage {
+  std::vector<int32_t> positions;
+  std::vector<Row> keys;
+
+  // The logarithm of the attention that a query would pay to the page at this place of the run.
+  double estimate(const Row& query, double place, bool by_list) const {
+    Row mean(kDim), variance(kDim);
+    for (const Row& key : keys)
+      for (size_t c = 0; c < kDim; ++c) mean[c] += key[c] / static_cast<double>(keys.size());
+    for (const Row& key : keys)
+      for (size_t c = 0; c < kDim; ++c)
+        variance[c] += (key[c] - mean[c]) * (key[c] - mean[c]) / static_cast<double>(keys.size());
+    if (by_list) {
+      mean = rotated(mean, place);
+      for (size_t i = 0; i < kRotating / 2; ++i)
+        variance[i] = variance[i + kRotating / 2] = (variance[i] + variance[i + kRotating / 2]) / 2;
+    }
+    double log = std::log(static_cast<double>(keys.size()));
+    for (size_t c = 0; c < kDim; ++c) log += query[c] * mean[c] + query[c] * query[c] * variance[c] / 2;
+    return log;
+  }
+};
+
+void expect_votes(uint32_t mode, uint32_t ahead) {
+  Random random{7};
+  const std::vector<int32_t> own = {0, 1, 2, 30, 31, 50, 51, 52, 53, 54};  // without the tokens ahead
+  const uint64_t read = 55 + ahead;
+  std::vector<TextPage> pages = {{{3, 4, 7}, {}}, {{33}, {}}, {{35, 36, 37, 38, 40, 41, 42, 47}, {}}};
+  RecallStore store = must(RecallStore::create({.runs = {{.head_dim = kDim}}, .pages = 4}));
+  for (TextPage& page : pages) {
+    std::vector<float> keys = random.floats(page.positions.size() * kDim, -2, 2);
+    const std::vector<float> scores(page.positions.size());
+    const std::vector<std::byte> rows(page.positions.size() * kDim * 2);
+    must(store.add(0, {page.positions, scores.data(), keys.data(), rows.data(), rows.data()}));
+    for (size_t i = 0; i < page.positions.size(); ++i)
+      page.keys.emplace_back(&keys[i * kDim], &keys[(i + 1) * kDim]);
+  }
+  pages[1].keys.insert(pages[1].keys.end(), pages[2].keys.begin(),
+                       pages[2].keys.end());  // one page of the text
+  pages.pop_back();
+
+  const float scale = 0.7f;
+  const std::vector<float> ring = random.floats(kAskingTokens * kGroup * kDim, -2, 2);
+  std::vector<double> expected(pages.size());
+  for (size_t head = 0; head < kGroup; ++head) {
+    std::vector<double> most(pages.size());
+    for (uint32_t age = 0; age < kTokens; ++age) {
+      const uint64_t position = read - 1 - age;
+      const float* q = &ring[(position % kAskingTokens * kGroup + head) * kDim];
+      Row query(q, q + kDim);
+      const double place = static_cast<double>(own.size() + ahead - 1 - age);
+      query = rotated(query, mode == kRopeList ? place : static_cast<double>(position));
+      for (double& x : query) x *= static_cast<double>(scale);
+      std::vector<double> shares;
+      double sum = 0;
+      // The middle of the first page is after 3 own entries, that of the second after 5.
+      for (size_t i = 0; i < pages.size(); ++i) {
+        shares.push_back(std::exp(pages[i].estimate(query, i == 0 ? 3 : 5, mode == kRopeList)));
+        sum += shares.back();
+      }
+      for (size_t i = 0; i < pages.size(); ++i) most[i] = std::max(most[i], shares[i] / sum);
+    }
+    for (size_t i = 0; i < pages.size(); ++i) expected[i] += most[i];
+  }
+
+  const RopeScheme rope{.pairing = kRopeHalves, .n_rot = kRotating, .inverse_frequency = kFrequencies};
+  PageVotes votes(rope, 100, 100, kGroup, kDim, 4);
+  std::vector<float> got(pages.size());
+  votes.add(store, 0,
+            {.ring = ring.data(),
+             .stride = kGroup * kDim,
+             .count = kTokens,
+             .group = kGroup,
+             .head_dim = kDim,
+             .read = read,
+             .ahead = ahead,
+             .scale = scale},
+            {.mode = mode, .pairing = kRopeHalves, .n_rot = kRotating}, own, got);
+  // Scores are sums of 16 products of at most 100 with few roundings each, so their error is below 16 * 100 *
+  // 2^-22, and that of a share below twice that.
+  for (size_t i = 0; i < pages.size(); ++i) EXPECT_NEAR(got[i], expected[i], 2e-3) << i;
+}
+
+TEST(PageVotes, AreTheEstimatedSharesOfAttention) {
+  for (const uint32_t ahead : {0u, 4u}) {
+    SCOPED_TRACE(ahead);
+    expect_votes(kRopeList, ahead);
+    expect_votes(kRopeOriginal, ahead);
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test
