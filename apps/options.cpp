@@ -520,7 +520,8 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
   return retention;
 }
 
-uint64_t clone_bytes(const thimble_memory& m) { return m.pool_bytes + m.view + m.workspace + m.io; }
+// A clone shares the weights of a model that drafts; the plan does not say how much of `draft` they are.
+uint64_t clone_bytes(const thimble_memory& m) { return m.pool_bytes + m.view + m.workspace + m.io + m.draft; }
 
 void leave_room_for_clones(const Model& model, thimble_session_options& options, uint32_t clones) {
   const thimble_memory alone = plan(model, options);

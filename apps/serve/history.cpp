@@ -174,9 +174,9 @@ std::string History::write() const {
 
 bool History::read(std::string_view bytes) {
   Saved saved;
-  if (!take(bytes, &saved, 1) || saved.ids > bytes.size()) return false;
+  if (!take(bytes, &saved, 1) || saved.ids > bytes.size() / sizeof(int32_t)) return false;
   std::vector<int32_t> ids(saved.ids);
-  if (!take(bytes, ids.data(), saved.ids) || saved.turns > bytes.size()) return false;
+  if (!take(bytes, ids.data(), saved.ids) || saved.turns > bytes.size() / sizeof(SavedTurn)) return false;
   std::vector<SavedTurn> turns(saved.turns);
   if (!take(bytes, turns.data(), saved.turns)) return false;
   Json texts = parse_or_null(bytes);

@@ -11,6 +11,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "apps/sizes.h"
 
@@ -278,6 +279,7 @@ bool PrefixCache::save(const StateNote& note, uint64_t bytes, const std::functio
   {
     const std::lock_guard guard(mutex_);
     const Descriptor locked(lock());
+    remove_abandoned();
     scan();
     if (!make_room(bytes, note.keys.size()))
       return fail("one of " + format_size(bytes) + " does not fit in --cache-size " +

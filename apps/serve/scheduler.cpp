@@ -17,6 +17,7 @@
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 #include "apps/sizes.h"
+#include "apps/terminal.h"
 
 namespace app::serve {
 

@@ -719,7 +719,8 @@ THIMBLE_API thimble_status thimble_session_text(thimble_session* session, int32_
  * next step. */
 THIMBLE_API thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* error);
 /* Create a second session with the same state, for example to ask several questions about one reading. It counts
- * towards the same budget with pool_bytes + view + workspace + io of the plan. The caller frees *clone. */
+ * towards the same budget with pool_bytes + view + workspace + io of the plan, and with `draft` without the draft
+ * model's weights. The caller frees *clone. */
 THIMBLE_API thimble_status thimble_session_clone(thimble_session* session, thimble_session** clone,
                                                  thimble_error* error);
 /* Return to the state after creation. Sampler settings are kept. */

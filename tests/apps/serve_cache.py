@@ -229,6 +229,7 @@ class Cache(unittest.TestCase):
         server = self.serve(*WINDOW, size=str(most))
         over = []
         stopping = threading.Event()
+        self.addCleanup(stopping.set)
 
         def watch():
             while not stopping.is_set():
@@ -236,6 +237,7 @@ class Cache(unittest.TestCase):
                     over.append(self.bytes())
                 except FileNotFoundError:
                     pass
+                time.sleep(0.001)
         watcher = threading.Thread(target=watch)
         watcher.start()
         for part in range(3):

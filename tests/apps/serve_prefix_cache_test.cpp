@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <thread>
 
@@ -96,7 +98,7 @@ TEST_F(ServePrefixCache, SaysWhatWasEvicted) {
 TEST_F(ServePrefixCache, IsFoundAgainAfterARestartAndByAnotherServer) {
   const auto first = open(), second = open();
   EXPECT_TRUE(save(*first, {{1, 10}}));
-  EXPECT_EQ(found(*second, 1), 10u);
+  ASSERT_EQ(found(*second, 1), 10u);
   EXPECT_EQ(found(*open(), 1), 10u);
   EXPECT_EQ(second->count(7), 1u);
   EXPECT_EQ(second->count(8), 0u);
@@ -197,6 +199,12 @@ TEST_F(ServePrefixCache, RemovesTheTemporaryFilesOfServersThatWereKilled) {
   EXPECT_FALSE(fs::exists(dead));
   EXPECT_TRUE(fs::exists(live));
   ::close(file);
+  // A server that goes on to run removes them when it saves.
+  const auto cache = open();
+  std::ofstream(dead) << "half";
+  EXPECT_TRUE(save(*cache, {{1, 10}}));
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_EQ(cache->size().bytes, 1000u);
 }
 
 TEST_F(ServePrefixCache, AFullDiskIsReportedOnceAndLeavesNoFile) {
