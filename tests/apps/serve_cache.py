@@ -94,7 +94,9 @@ class Cache(unittest.TestCase):
             server.stop()
 
     def test_a_text_is_read_once_and_answers_are_the_same(self):
-        for policy in (WINDOW, DENSE, [*DEVICE, "--heads", HEADS, "--pool", str(POOL)], [*DEVICE, "--retention", "keydiff", "--pool", str(POOL)]):
+        for policy in (WINDOW, DENSE, [*DEVICE, "--heads", HEADS, "--pool", str(POOL)],
+                       [*DEVICE, "--retention", "keydiff", "--pool", str(POOL)],
+                       [*WINDOW, "--recall", "128", "--recall-mem", "8MiB"]):
             with self.subTest(policy=policy[6:]):
                 expected = self.expected(policy)
                 local = 0 if policy == DENSE else 100
@@ -325,6 +327,22 @@ class Cache(unittest.TestCase):
                     for at, last in enumerate((1, 2)):
                         self.assertEqual(ask(server, last), (border if number or at else 0, *expected[at]))
                     server.stop()
+                # A conversation goes on from the states after its last answer.
+                policy += ["--chat-template", "chatml"]
+                server, messages = self.serve(*policy, model=model), []
+                for text in (TEXT[:800], TEXT[800:1600]):
+                    messages.append({"role": "user", "content": text})
+                    body = server.chat(messages)
+                    messages.append(body["choices"][0]["message"])
+                messages.append({"role": "user", "content": "Why?"})
+                server.settle()
+                held = body["usage"]["total_tokens"]
+                before, after = server.chat(messages, logprobs=True), None
+                server.stop()
+                server = self.serve(*policy, model=model)
+                after = server.chat(messages, logprobs=True)
+                self.assertEqual((cached(before), cached(after), answer(after)), (held, held, answer(before)))
+                server.stop()
 
 
 if __name__ == "__main__":
