@@ -253,10 +253,11 @@ void Decoder::project_latent(const LayerStep& l) const {
   Recorder& r = l.recorder;
   const AttentionMixer& m = l.attention();
   const uint32_t d = shape_.d_model, k = m.q_cols(), rotated = m.k_rotated.rows;
-  if (m.q_in) {
-    linear(r, l.input(), d, m.q_in, {}, at_.attention, m.q_in.rows, false);
-    norm(r, at_.attention, m.q_in_norm, at_.attention, {.cols = m.q_in.rows});
-  }
+  // The products of the layer's input follow each other, so that backends can launch them together.
+  if (m.q_in) linear(r, l.input(), d, m.q_in, {}, at_.attention, m.q_in.rows, false);
+  linear(r, l.input(), d, m.k_rotated, {}, qkv_columns(k), dimensions_.qkv_cols, false);
+  linear(r, l.input(), d, m.k, {}, qkv_columns(k + rotated), dimensions_.qkv_cols, false);
+  if (m.q_in) norm(r, at_.attention, m.q_in_norm, at_.attention, {.cols = m.q_in.rows});
   linear(r, m.q_in ? at_.attention : l.input(), m.q.cols, m.q, {}, at_.middle, m.q.rows, false);
   head_linear(l, at_.middle, m.k_up, qkv_columns(0),
               {.in_cols = m.query_dim - rotated,
@@ -265,8 +266,6 @@ void Decoder::project_latent(const LayerStep& l) const {
                .x_head_stride = m.query_dim,
                .y_stride = dimensions_.qkv_cols,
                .y_head_stride = m.head_dim});
-  linear(r, l.input(), d, m.k_rotated, {}, qkv_columns(k), dimensions_.qkv_cols, false);
-  linear(r, l.input(), d, m.k, {}, qkv_columns(k + rotated), dimensions_.qkv_cols, false);
   head_norm(l, m.k_norm, m.latent(), k + rotated, k + rotated, m.latent());
 }
 
