@@ -83,6 +83,27 @@ inline bool makes_slots(const Route& r, const ExpertLinear& l) {
          !overlap(r.each, l.y);
 }
 
+// Whether these three, of which the gate may be missing, compute an expert that every token takes: it reads
+// the same x as the chosen experts, has their shape, types and activation, and adds to the same y. It then is
+// one more slot of theirs, whose vector follows theirs in h.
+inline bool makes_slot(const Glu& s, const ExpertGlu& g) {
+  return s.x.buffer == g.x.buffer && s.x.offset == g.x.offset && s.p.in_cols == g.p.in_cols &&
+         s.p.out_cols == g.p.out_cols && s.p.act == g.p.act && g.gate && s.gate.type == g.gate.type &&
+         s.up.type == g.up.type && s.gate.scale == 1 && s.up.scale == 1 && !g.gate_bias && !g.up_bias &&
+         !g.gate_scale && !g.up_scale &&
+         g.h.bytes >= (uint64_t(g.p.chosen) + 1) * g.p.out_cols * sizeof(float);
+}
+inline bool makes_slot(const Gate& s, const Glu& g) {
+  return same(s.x, g.h) && s.p.groups == 1 && s.p.cols == g.p.out_cols && s.p.g_cols == 1 &&
+         !overlap(s.g, g.h);
+}
+inline bool makes_slot(const Linear& s, const Glu& g, const ExpertLinear& l) {
+  return s.x.buffer == g.h.buffer && s.x.offset == g.h.offset && s.p.rows == kStepRows && s.p.add &&
+         !s.bias && s.y.buffer == l.y.buffer && s.y.offset == l.y.offset && s.p.in_cols == l.p.in_cols &&
+         s.p.out_cols == l.p.out_cols && s.p.y_stride == l.p.out_cols && s.w.type == l.w.type &&
+         s.w.scale == 1 && !l.bias && !l.scale;
+}
+
 // Whether an in-place norm of head vectors computes the columns that a kv_append reads from `column` on, or
 // the queries before them.
 inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
@@ -142,6 +163,7 @@ struct Joins {
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
   bool routed_glu = false;       // the first product that needs the experts also chooses them
   bool routed_linear = false;    // the product after it chooses them again
+  bool shared_expert = false;    // and both compute the expert that every token takes as one more slot
   bool append = false;           // appends, copies and compares a token's rows in one launch
   bool normed_append = false;    // normalises a token's queries and keys in the same launch as the append
   bool convolved_delta = false;  // computes a token's convolution in the same launch as the delta_net
@@ -162,10 +184,17 @@ struct GluOfNorm {
   const RmsNorm* norm = nullptr;
   const Glu* glu = nullptr;
 };
+// The expert that every token takes. All are null if there is none.
+struct SharedExpert {
+  const Glu* glu = nullptr;
+  const Gate* gate = nullptr;  // or null
+  const Linear* linear = nullptr;
+};
 struct RoutedExperts {
   const Route* route = nullptr;
   const ExpertGlu* glu = nullptr;
   const ExpertLinear* linear = nullptr;  // or null
+  SharedExpert shared;
 };
 struct AppendToken {
   const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // both set, or both null
@@ -242,6 +271,19 @@ inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
   return Products{.siblings = std::move(siblings)};
 }
 
+inline SharedExpert take_shared_expert(std::span<const Op>& ops, const ExpertGlu& experts,
+                                       const ExpertLinear& sum) {
+  std::span<const Op> rest = ops;
+  SharedExpert shared;
+  shared.glu = take<Glu>(rest, [&](const Glu& g) { return makes_slot(g, experts); });
+  if (!shared.glu) return {};
+  shared.gate = take<Gate>(rest, [&](const Gate& g) { return makes_slot(g, *shared.glu); });
+  shared.linear = take<Linear>(rest, [&](const Linear& l) { return makes_slot(l, *shared.glu, sum); });
+  if (!shared.linear) return {};
+  ops = rest;
+  return shared;
+}
+
 inline Group take_routed_experts(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const Route* route = take<Route>(rest, [&](const Route&) { return joins.routed_glu; });
@@ -251,7 +293,9 @@ inline Group take_routed_experts(std::span<const Op>& ops, const Joins& joins) {
   const ExpertLinear* linear = take<ExpertLinear>(
       rest, [&](const ExpertLinear& l) { return joins.routed_linear && makes_slots(*route, l); });
   ops = rest;
-  return RoutedExperts{route, glu, linear};
+  const SharedExpert shared =
+      linear && joins.shared_expert ? take_shared_expert(ops, *glu, *linear) : SharedExpert{};
+  return RoutedExperts{route, glu, linear, shared};
 }
 
 inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {

@@ -586,6 +586,7 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   if (f.norm) return feed_forward_apart(l, f);
   Recorder& r = l.recorder;
   linear(r, at_.norm, shape_.d_model, f.router, f.router_bias, at_.router_logits, f.route.experts, false);
+  if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.shared_gate, 1, false);
   if (f.latent_down) {
     linear(r, at_.norm, shape_.d_model, f.latent_down, {}, at_.latent_x, f.width(), false);
     // The experts add to it.
@@ -597,10 +598,9 @@ void Decoder::feed_forward(const LayerStep& l, const Experts& f) const {
   }
   if (!f.shared.up) return;
   // The shared expert comes last, because its result may overwrite the input of all experts.
-  if (f.shared_gate) linear(r, at_.norm, shape_.d_model, f.shared_gate, {}, at_.router_logits, 1, false);
   glu(r, at_.norm, f.shared);
   if (f.shared_gate)
-    r.record(Gate{.g = at_.router_logits,
+    r.record(Gate{.g = at_.shared_gate,
                   .x = at_.ffn,
                   .p = {.cols = f.shared.gate.rows,
                         .groups = 1,

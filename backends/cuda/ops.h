@@ -6,10 +6,14 @@
 
 #include "backends/cuda/launch.h"
 
+namespace thimble {
+struct SharedExpert;
+}
+
 namespace thimble::cuda {
 
-// Most matrices that multiply the same rows in one launch: q, k and v of a layer.
-inline constexpr uint32_t kMostSiblings = 3;
+// Most matrices that multiply the same rows in one launch: qkv, z, beta and alpha of a delta_net.
+inline constexpr uint32_t kMostSiblings = 4;
 // The widest heads that there are kernels for.
 inline constexpr uint32_t kMostHeadDim = 512, kMostNarrowHeadDim = 256;
 
@@ -24,8 +28,8 @@ THIMBLE_OPS(THIMBLE_DECLARE_OP)
 void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
             const RmsNorm* norm);
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
-// A token's three, or two: the linear may be null.
-void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertLinear*);
+// A token's three, or two: the linear may be null. Then there is no shared expert.
+void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertLinear*, const SharedExpert&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
 void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);

@@ -73,7 +73,7 @@ struct Layout {
   View latent_x, latent_sum;
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op
   // `route`.
-  View router_logits, expert_first, expert_row, expert_weight;
+  View router_logits, shared_gate, expert_first, expert_row, expert_weight;
   View ml;                 // [chunk][H][2]
   KvArray view_k, view_v;  // [kv head][view_capacity][dh]
   // The chunk's rows in each layer. Most layers share the same arrays. A layer whose keys are read by later

@@ -153,6 +153,10 @@ uint64_t ffn_cols(const Layer& layer) {
   return std::max(experts->route.chosen * uint64_t(experts->d_ff()), experts->shared.hidden_cols());
 }
 
+bool gates_shared_expert(const Layer& layer) {
+  const auto* experts = std::get_if<Experts>(&layer.feed_forward);
+  return experts && experts->shared_gate;
+}
 bool norms_experts(const Layer& layer) {
   const auto* experts = std::get_if<Experts>(&layer.feed_forward);
   return experts && experts->norm;
@@ -250,6 +254,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
       l.latent_sum = workspace.place(rows * latent_cols * f32);
     }
     l.router_logits = workspace.place(rows * s.experts * f32);
+    if (std::any_of(model.layers.begin(), model.layers.end(), gates_shared_expert))
+      l.shared_gate = workspace.place(rows * f32);
     l.expert_first = workspace.place((uint64_t(s.experts) + 1) * i32);
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);
     l.expert_weight = workspace.place(rows * s.chosen_experts * f32);

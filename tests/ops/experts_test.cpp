@@ -588,6 +588,139 @@ TEST_P(Experts, ServeManyTokens) {
                  .biased = true});
 }
 
+// An expert that every token takes follows the chosen ones. Both launches of these may compute it as one more
+// slot; the result must be the same as with separate launches.
+TEST_P(Experts, AndASharedExpertServeOneToken) {
+  constexpr uint32_t kExperts = 16, kChosen = 3;
+  const RouteParams route{
+      .experts = kExperts, .chosen = kChosen, .kind = kRouteSoftmax, .share = 1, .scale = 1};
+  const struct {
+    uint32_t cols, inner;
+    DType type;
+    bool gated;
+  } cases[] = {{256, 512, DType::kQ4_K, true},
+               {256, 512, DType::kQ8_0, false},
+               {2048, 512, DType::kQ4_K, true},
+               {512, 768, DType::kQ6_K, true},
+               {96, 64, DType::kQ8_0, true}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(::testing::Message() << c.cols << " to " << c.inner << " " << dtype_info(c.type).name);
+    if (is_slow() && c.cols != 96) continue;
+    clear();
+    Random random{c.cols + c.inner};
+    size_for_experts(kExperts, kChosen, c.cols, c.inner, 1);
+    struct Made {
+      Matrix matrix;
+      Weight weight;
+    };
+    const auto make = [&](uint32_t rows, uint32_t cols) {
+      Matrix m = random_matrix(random, c.type, rows, cols);
+      const Weight w = weight(c.type, rows, cols, m.bytes);
+      return Made{std::move(m), w};
+    };
+    const Made gate = make(kExperts * c.inner, c.cols), up = make(kExperts * c.inner, c.cols),
+               down = make(kExperts * c.cols, c.inner), shared_gate = make(c.inner, c.cols),
+               shared_up = make(c.inner, c.cols), shared_down = make(c.cols, c.inner);
+    const std::vector<float> token = random.floats(c.cols, -1, 1), before = random.floats(c.cols, -1, 1),
+                             factor = random.floats(1, -1, 1);
+    const View x = input(token), first = output<uint32_t>(kExperts + 1), row = output<uint32_t>(kChosen),
+               weights = output<float>(kChosen), h = output<float>(size_t(kChosen + 1) * c.inner),
+               y = inout(before);
+    const Op ops[] = {
+        Route{input(random.floats(kExperts, -3, 3)), {}, first, row, weights, route},
+        ExpertGlu{
+            x,
+            gate.weight,
+            up.weight,
+            {},
+            {},
+            first,
+            row,
+            h,
+            {.in_cols = c.cols, .out_cols = c.inner, .act = kActSilu, .experts = kExperts, .chosen = kChosen},
+            {},
+            {}},
+        ExpertLinear{h,
+                     down.weight,
+                     {},
+                     first,
+                     row,
+                     weights,
+                     y,
+                     {.in_cols = c.inner, .out_cols = c.cols, .experts = kExperts, .chosen = kChosen},
+                     {}},
+        Glu{x,
+            shared_gate.weight,
+            shared_up.weight,
+            h,
+            {.in_cols = c.cols, .out_cols = c.inner, .act = kActSilu}},
+        Gate{input(factor),
+             h,
+             {.cols = c.inner,
+              .groups = 1,
+              .x_stride = c.inner,
+              .g_stride = 1,
+              .g_column = 0,
+              .g_group_stride = 0,
+              .g_cols = 1}},
+        Linear{h,
+               shared_down.weight,
+               {},
+               y,
+               {.in_cols = c.inner,
+                .out_cols = c.cols,
+                .x_stride = c.inner,
+                .y_stride = c.cols,
+                .add = 1,
+                .rows = kStepRows}}};
+    const auto is_gate = [](const Op& op) { return std::holds_alternative<Gate>(op); };
+    std::vector<float> of_chosen, of_shared;
+    for (const Op& op : ops) {
+      if (is_gate(op) && !c.gated) continue;
+      run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(op); });
+      if (std::holds_alternative<ExpertGlu>(op)) of_chosen = get<float>(h);
+      if (std::holds_alternative<Glu>(op) || is_gate(op)) of_shared = get<float>(h);
+    }
+    const std::vector<float> alone = get<float>(y), share = get<float>(weights);
+    const std::vector<uint32_t> starts = get<uint32_t>(first);
+    put(y, before);
+    run({.n_rows = 1}, 1, [&](Recorder& r) {
+      for (const Op& op : ops)
+        if (!is_gate(op) || c.gated) r.record(op);
+    });
+    const std::vector<float> together = get<float>(y);
+
+    // What both ways may differ by: twice the errors of the products of check_experts().
+    std::vector<double> tolerance(c.cols);
+    for (uint32_t i = 0; i < c.cols; ++i)
+      tolerance[i] = std::fabs(double{alone[i]}) * (kChosen + 2) * 0x1p-23;
+    const auto add = [&](const Made& g, const Made& u, const Made& d, uint32_t expert, const float* vector,
+                         double of_all) {
+      std::vector<double> moved(c.inner);
+      for (uint32_t i = 0; i < c.inner; ++i) {
+        const Product of_gate = product(g.matrix, expert * c.inner + i, token.data(), c.cols, 0, 0, false),
+                      of_up = product(u.matrix, expert * c.inner + i, token.data(), c.cols, 0, 0, false);
+        moved[i] = 1.2 * of_gate.tolerance * (std::fabs(of_up.sum) + 1) +
+                   std::fabs(of_gate.sum) * of_up.tolerance +
+                   (std::fabs(of_gate.sum) + 1) * (std::fabs(of_up.sum) + 1) * 0x1p-20;
+      }
+      for (uint32_t i = 0; i < c.cols; ++i) {
+        const uint32_t at = expert * c.cols + i;
+        tolerance[i] += 2 * of_all * product(d.matrix, at, vector, c.inner, 0, 0, false).tolerance;
+        for (uint32_t k = 0; k < c.inner; ++k)
+          tolerance[i] +=
+              2 * of_all * std::fabs(double{d.matrix.values[size_t(at) * c.inner + k]}) * moved[k];
+      }
+    };
+    for (uint32_t slot = 0; slot < kChosen; ++slot)
+      add(gate, up, down,
+          static_cast<uint32_t>(std::upper_bound(starts.begin(), starts.end(), slot) - starts.begin()) - 1,
+          &of_chosen[size_t(slot) * c.inner], double{share[slot]});
+    add(shared_gate, shared_up, shared_down, 0, of_shared.data(), 1);
+    for (uint32_t i = 0; i < c.cols; ++i) ASSERT_NEAR(together[i], alone[i], tolerance[i]) << "element " << i;
+  }
+}
+
 // A norm between the experts' sum and the products that read it. Both sides may compute a part of it; the
 // result must be the same as with a separate norm.
 TEST_P(Experts, NormTheirSums) {

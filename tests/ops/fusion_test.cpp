@@ -224,12 +224,13 @@ Joins cuda(uint32_t max_rows) {
   return {.norm = max_rows == 1 ? Joins::Norm::kOfProducts : Joins::Norm::kAlone,
           .sibling =
               [](const RmsNorm*, std::span<const Linear> siblings, const Linear& next) {
-                return siblings.size() < 3 &&
+                return siblings.size() < 4 &&
                        std::all_of(siblings.begin(), siblings.end(),
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
           .routed_glu = max_rows == 1,
           .routed_linear = max_rows == 1,
+          .shared_expert = max_rows == 1,
           .append = max_rows == 1,
           .convolved_delta = max_rows == 1,
           .normed_delta = max_rows == 1,
@@ -277,6 +278,9 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       add(routed->route);
       add(routed->glu);
       add(routed->linear);
+      add(routed->shared.glu);
+      add(routed->shared.gate);
+      add(routed->shared.linear);
     } else if (const auto* append = std::get_if<AppendToken>(&group)) {
       add(append->q_norm);
       add(append->k_norm);
@@ -437,6 +441,74 @@ TEST(Fusion, ExpertsMayBeChosenByTheirProducts) {
       << "it writes what the router reads";
 }
 
+// The expert that every token takes is one more slot of the chosen ones, if it is like these.
+TEST(Fusion, ASharedExpertMayBeOneMoreSlot) {
+  Operands at;
+  const uint32_t cols = 64, inner = 32;
+  const auto weight = [&](const char* name) {
+    Weight w;
+    static_cast<View&>(w) = at[name];
+    w.type = DType::kQ8_0;
+    return w;
+  };
+  Route route{
+      .logits = at["logits"], .bias = {}, .first = at["first"], .row = at["row"], .weight = at["weight"]};
+  route.p.experts = 8, route.p.chosen = 2;
+  ExpertGlu glu{};
+  glu.x = at["norm"], glu.first = at["first"], glu.row = at["row"], glu.h = at["h"];
+  glu.gate = weight("gates"), glu.up = weight("ups");
+  glu.p = {.in_cols = cols, .out_cols = inner, .act = kActSilu, .experts = 8, .chosen = 2};
+  ExpertLinear linear{};
+  linear.h = at["h"], linear.first = at["first"], linear.weight = at["weight"], linear.y = at["x"];
+  linear.w = weight("downs");
+  linear.p = {.in_cols = inner, .out_cols = cols, .experts = 8, .chosen = 2};
+  Glu shared{.x = at["norm"],
+             .gate = weight("gate"),
+             .up = weight("up"),
+             .h = at["h"],
+             .p = {.in_cols = cols, .out_cols = inner, .act = kActSilu}};
+  Gate factor{.g = at["factor"], .x = at["h"]};
+  factor.p = {.cols = inner, .groups = 1, .x_stride = inner, .g_stride = 1, .g_cols = 1};
+  Linear down{.x = at["h"], .w = weight("down"), .bias = {}, .y = at["x"], .p = {}};
+  down.p = {.in_cols = inner, .out_cols = cols, .x_stride = inner, .y_stride = cols, .add = 1};
+
+  const std::string together = "route+expert_glu+expert_linear+glu+gate+linear";
+  EXPECT_EQ(groups({route, glu, linear, shared, factor, down}, cuda(1)), together);
+  EXPECT_EQ(groups({route, glu, linear, shared, down}, cuda(1)), "route+expert_glu+expert_linear+glu+linear");
+  EXPECT_EQ(groups({route, glu, linear, shared, factor, down}, vulkan(1)),
+            "route+expert_glu expert_linear glu gate linear");
+  EXPECT_EQ(groups({route, glu, linear, shared, factor, down}, cuda(32)),
+            "route expert_glu expert_linear glu gate linear");
+  const auto apart = [&](const auto& change) {
+    ExpertGlu g = glu;
+    ExpertLinear l = linear;
+    Glu s = shared;
+    Gate f = factor;
+    Linear d = down;
+    change(g, l, s, f, d);
+    return groups({route, g, l, s, f, d}, cuda(1)) == "route+expert_glu+expert_linear glu gate linear";
+  };
+  const auto of_glu = [&](const std::function<void(ExpertGlu&, Glu&)>& change) {
+    return apart([&](ExpertGlu& g, ExpertLinear&, Glu& s, Gate&, Linear&) { change(g, s); });
+  };
+  EXPECT_TRUE(of_glu([&](ExpertGlu&, Glu& s) { s.x = at["other"]; })) << "another x";
+  EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.p.out_cols *= 2; })) << "another shape";
+  EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.p.act = kActGelu; })) << "another activation";
+  EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.up.type = DType::kQ4_0; })) << "another type";
+  EXPECT_TRUE(of_glu([&](ExpertGlu& g, Glu&) { g.up_bias = at["bias"]; })) << "experts with biases";
+  EXPECT_TRUE(of_glu([](ExpertGlu& g, Glu&) { g.h.bytes = 2 * 32 * 4; })) << "no room";
+  EXPECT_TRUE(of_glu([](ExpertGlu& g, Glu&) { g.gate = {}; })) << "experts without a gate";
+  const auto of_linear = [&](const std::function<void(ExpertLinear&, Linear&)>& change) {
+    return apart([&](ExpertGlu&, ExpertLinear& l, Glu&, Gate&, Linear& d) { change(l, d); });
+  };
+  EXPECT_TRUE(of_linear([](ExpertLinear&, Linear& d) { d.p.add = 0; })) << "it does not add";
+  EXPECT_TRUE(of_linear([&](ExpertLinear&, Linear& d) { d.y = at["other"]; })) << "another y";
+  EXPECT_TRUE(of_linear([](ExpertLinear&, Linear& d) { d.w.type = DType::kQ4_0; })) << "another type";
+  EXPECT_TRUE(of_linear([&](ExpertLinear& l, Linear&) { l.scale = at["scale"]; })) << "experts with scales";
+  EXPECT_TRUE(apart([](ExpertGlu&, ExpertLinear&, Glu&, Gate& f, Linear&) { f.p.groups = 2; }))
+      << "a gate of other channels";
+}
+
 TEST(Fusion, AChunkJoinsOnlyProducts) {
   const auto ops = Step({}).chunk_layer().ops;
   const char* const expected =
@@ -491,8 +563,8 @@ TEST(Fusion, SiblingsDoNotOverlap) {
   const auto of = [&](const char* x, const char* y) {
     return Op(s.linear(s.at[x], kCols, s.at[y], kCols, kCols, false));
   };
-  EXPECT_EQ(groups({of("x", "a"), of("x", "b"), of("x", "c"), of("x", "d")}, cuda(1)),
-            "linear+linear+linear linear");
+  EXPECT_EQ(groups({of("x", "a"), of("x", "b"), of("x", "c"), of("x", "d"), of("x", "e")}, cuda(1)),
+            "linear+linear+linear+linear linear");
   EXPECT_EQ(groups({of("x", "a"), of("x", "a")}, cuda(1)), "linear linear");
   EXPECT_EQ(groups({of("x", "a"), of("a", "b")}, cuda(1)), "linear linear");
   EXPECT_EQ(groups({of("x", "a"), of("x", "x")}, cuda(1)), "linear linear");

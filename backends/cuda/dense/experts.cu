@@ -204,19 +204,26 @@ static ExpertGlu gated(ExpertGlu op) {
   return op;
 }
 
-void routed_experts(const Launch& l, const Route& router, const ExpertGlu& op, const ExpertLinear* linear) {
+void routed_experts(const Launch& l, const Route& router, const ExpertGlu& op, const ExpertLinear* linear,
+                    const SharedExpert& shared) {
   const ExpertGlu glu = gated(op);
-  const bool vectors = multiplies_vectors(l, glu) && chooses_experts(router);
+  const bool vectors = multiplies_vectors(l, glu) && chooses_experts(router),
+             vector_sum = linear && vectors && multiplies_vectors(l, *linear),
+             shares = shared.glu && vector_sum;  // the shared expert's slot is in both launches
   if (vectors) {
-    multiply_vectors(l, glu, &router);
+    multiply_vectors(l, glu, &router, shares ? shared : SharedExpert{});
   } else {
     route(l, router);
     expert_glu(l, glu);
   }
-  if (linear && vectors && multiplies_vectors(l, *linear))
-    multiply_vectors(l, *linear, &router);
+  if (vector_sum)
+    multiply_vectors(l, *linear, &router, shares ? shared : SharedExpert{});
   else if (linear)
     expert_linear(l, *linear);
+  if (!shared.glu || shares) return;
+  thimble::cuda::glu(l, *shared.glu);
+  if (shared.gate) gate(l, *shared.gate);
+  thimble::cuda::linear(l, *shared.linear);
 }
 
 void expert_glu(const Launch& l, const ExpertGlu& maybe_gated) {

@@ -18,7 +18,10 @@ __device__ bool begin(const StepParams* step, const Products& p) {
 }
 // The matrix that a block of the launch computes.
 __device__ uint32_t matrix_of(const Products& p) {
-  return (blockIdx.x >= p.matrix[1].first_block) + (blockIdx.x >= p.matrix[2].first_block);
+  uint32_t matrix = 0;
+#pragma unroll
+  for (uint32_t i = 1; i < kMostSiblings; ++i) matrix += blockIdx.x >= p.matrix[i].first_block;
+  return matrix;
 }
 
 // Row blockIdx.y of x times matrices of these formats, or pairs of matrices of the same format.
@@ -128,8 +131,7 @@ void multiply_one_by_one(const Launch& l, const Glu& op, const RmsNorm* norm) {
 }  // namespace
 
 void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
-  if (siblings.size() == 1 && multiplies_by_rows(l, siblings[0]))
-    return multiply_by_rows(l, siblings[0], norm);
+  if (multiplies_by_rows(l, siblings)) return multiply_by_rows(l, siblings, norm);
   if (!std::all_of(siblings.begin(), siblings.end(), [](const Linear& op) { return has_format(op.w); }))
     return multiply_one_by_one(l, siblings, norm);
   const LinearParams& first = siblings[0].p;

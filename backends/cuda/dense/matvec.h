@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backends/cuda/ops.h"
+#include "backends/fusion.h"
 
 namespace thimble::cuda {
 
@@ -17,17 +18,17 @@ void multiply_vectors(const Launch&, std::span<const Linear> siblings,  // same 
                       const RmsNorm* norm);
 void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);
 
-// The same for one matrix of few rows of floats and a single row of x, if multiplies_by_rows() holds.
-bool multiplies_by_rows(const Launch&, const Linear&);
-void multiply_by_rows(const Launch&, const Linear&, const RmsNorm* norm);
+// The same for matrices of few rows of floats and a single row of x, if multiplies_by_rows() holds.
+bool multiplies_by_rows(const Launch&, std::span<const Linear> siblings);
+void multiply_by_rows(const Launch&, std::span<const Linear> siblings, const RmsNorm* norm);
 
 // The experts' ops of a single row, if multiplies_vectors() holds. A non-null route is one for which
 // chooses_experts() holds. The glu's launch computes it; the linear, which is the next launch, computes it
-// again for itself.
+// again for itself. If there is a shared expert, both also compute its slot.
 bool multiplies_vectors(const Launch&, const ExpertGlu&);
 bool multiplies_vectors(const Launch&, const ExpertLinear&);
 bool chooses_experts(const Route&);
-void multiply_vectors(const Launch&, const ExpertGlu&, const Route*);
-void multiply_vectors(const Launch&, const ExpertLinear&, const Route*);
+void multiply_vectors(const Launch&, const ExpertGlu&, const Route*, const SharedExpert& = {});
+void multiply_vectors(const Launch&, const ExpertLinear&, const Route*, const SharedExpert& = {});
 
 }  // namespace thimble::cuda

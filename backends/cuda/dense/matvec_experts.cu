@@ -46,7 +46,7 @@ void launch_products(const Launch& l, Products& p, Of of) {
 
 bool has_format(const Weight& w, uint32_t out_cols, uint32_t chosen) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
-  return chosen <= kWarp && Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 &&
+  return chosen < kWarp && Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 &&
          row_bytes * out_cols % 16 == 0;
 }
 
@@ -63,7 +63,7 @@ bool chooses_experts(const Route& router) {
   return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;
 }
 
-void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router) {
+void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router, const SharedExpert& shared) {
   Products p{};
   if (router) p.router = router_of(*router);
   p.x = data<float>(op.x);
@@ -72,7 +72,11 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router)
   p.act = op.p.act;
   p.first = data<uint32_t>(op.first);
   p.experts = op.p.experts;
-  p.chosen = op.p.chosen;
+  p.chosen = p.slots = op.p.chosen;
+  if (shared.glu) {
+    ++p.slots;
+    p.shared = {{data<std::byte>(shared.glu->gate), data<std::byte>(shared.glu->up)}, nullptr};
+  }
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.gate);
   m.w[1] = data<std::byte>(op.up);
@@ -85,7 +89,8 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router)
   launch_products(l, p, Of::kSlots);
 }
 
-void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* router) {
+void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* router,
+                      const SharedExpert& shared) {
   Products p{};
   if (router) p.router = router_of(*router);
   p.x = data<float>(op.h);
@@ -93,7 +98,12 @@ void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* rout
   p.first = data<uint32_t>(op.first);
   p.weight = data<float>(op.weight);
   p.experts = op.p.experts;
-  p.chosen = op.p.chosen;
+  p.chosen = p.slots = op.p.chosen;
+  if (shared.linear) {
+    ++p.slots;
+    p.shared = {{data<std::byte>(shared.linear->w)},
+                shared.gate ? data<float>(shared.gate->g) + shared.gate->p.g_column : nullptr};
+  }
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.w);
   m.type = op.w.type;

@@ -24,6 +24,7 @@
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/dense/matvec_formats.cuh"
 #include "backends/cuda/dense/route.cuh"
+#include "backends/cuda/mixers/gate.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/shared_memory.cuh"
 
@@ -64,8 +65,15 @@ struct Products {  // the products of a launch
   const uint32_t* first;
   const float* weight;
   uint32_t experts, chosen;
+  uint32_t slots;          // `chosen`, or one more if there is a shared expert
   uint32_t slots_at_once;  // for kSlotsSum: slots that the warps of a block process at once
   Router router;           // logits null: the choice has been made
+  // The expert that every token takes: matrices like those of the others, without biases. Its weight is the
+  // sigmoid of *gate, or 1.
+  struct {
+    const std::byte* w[2];
+    const float* gate;
+  } shared;
   Matrix matrix[kMostSiblings];
 };
 
@@ -148,7 +156,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // per row of W
   // A warp's strips: some columns and, for each of its own slots, the same strips one after the other, so
   // that with narrow rows it has the same columns of each.
-  const bool several = kOf == Of::kSlotsSum ? p.chosen * strips > warps : strips > warps;
+  const bool several = kOf == Of::kSlotsSum ? p.slots * strips > warps : strips > warps;
   const StripAt first_strip{kOf == Of::kSlotsSum ? warp / strips : 0,
                             kOf == Of::kSlotsSum ? warp % strips : warp};
   const auto advance = [&](StripAt& at) {  // false: wrapped to the first one
@@ -157,7 +165,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     at.in_row = first_strip.in_row;
     if constexpr (kOf == Of::kSlotsSum) {
       at.slot += p.slots_at_once;
-      if (at.slot < p.chosen) return true;
+      if (at.slot < p.slots) return true;
     }
     at.slot = first_strip.slot;
     return false;
@@ -177,12 +185,14 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
   // For pairs this is the gate's tile; the up's is to_up bytes after it
-  const std::byte* from = m.w[0] + uint64_t(first_row) * row_bytes;
-  const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
+  const bool is_shared = kOf == Of::kSlots && blockIdx.y == p.chosen;
+  const auto matrix = [&](uint32_t i) { return is_shared ? p.shared.w[i] : m.w[i]; };
+  const std::byte* from = matrix(0) + uint64_t(first_row) * row_bytes;
+  const int64_t to_up = kPair ? kept(int64_t{matrix(1) - matrix(0)}) : 0;
   uint32_t expert = 0;    // for kSlots; with kSlotsSum lane s has that of slot s
   float slot_weight = 0;  // for kSlotsSum, likewise
   const auto expert_of_slot = [&](uint32_t slot) { return __shfl_sync(~0u, expert, slot); };
-  uint64_t to_expert = 0;  // for kSlotsSum: offset of the strip that is fetched next
+  int64_t to_expert = 0;  // for kSlotsSum: offset of the matrix that is fetched next
   uint32_t left =
       min(m.rows - first_row, share.count * kTileRows) * row_bytes;  // from there to the end of the share
   // Offsets of the lane's pieces in a tile, from there on. They are the same in all tiles, because tiles
@@ -204,7 +214,9 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     }
   };
   const auto aim_at_expert = [&] {
-    if constexpr (kOf == Of::kSlotsSum) to_expert = m.expert_bytes * expert_of_slot(ahead_strip.slot);
+    if constexpr (kOf == Of::kSlotsSum)
+      to_expert = ahead_strip.slot == p.chosen ? p.shared.w[0] - m.w[0]
+                                               : int64_t(m.expert_bytes * expert_of_slot(ahead_strip.slot));
   };
   const auto fetch_next = [&](uint32_t slot) {
     if (ahead < tiles) {
@@ -270,13 +282,15 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   if constexpr (kOf == Of::kSlots) {
     await_predecessor();
     prefetch_x(first_strip);
-    if (p.router.logits) {
-      choice = choose_experts(p.router, router_memory());
-      expert = expert_of_bit(choice.bits, blockIdx.y);
-    } else {
-      expert = expert_of(p.first, p.experts, blockIdx.y);
+    if (!is_shared) {
+      if (p.router.logits) {
+        choice = choose_experts(p.router, router_memory());
+        expert = expert_of_bit(choice.bits, blockIdx.y);
+      } else {
+        expert = expert_of(p.first, p.experts, blockIdx.y);
+      }
+      from += expert * m.expert_bytes;
     }
-    from += expert * m.expert_bytes;
   }
   if constexpr (kOf == Of::kSlotsSum) {
     if (p.router.logits) {
@@ -299,14 +313,19 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   if constexpr (kOf == Of::kSlots) {
     // Not earlier: the linear would request its weights before these.
     release_successor();
-    if (choice.bits && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1 && warp == 0)
+    if (choice.bits && blockIdx.x == gridDim.x - 1 && blockIdx.y == p.chosen - 1 && warp == 0)
       store_choice(p.router, choice);
   } else {
     await_predecessor();
   }
   if constexpr (kOf == Of::kModel)
     if (blockIdx.y >= rows) return wait_copies<0>();
-  if constexpr (kOf == Of::kSlotsSum) slot_weight = thread < p.chosen ? p.weight[thread] : 0;
+  if constexpr (kOf == Of::kSlotsSum) {
+    if (thread < p.chosen)
+      slot_weight = p.weight[thread];
+    else if (thread < p.slots)
+      slot_weight = p.shared.gate ? sigmoid(*p.shared.gate) : 1;
+  }
   // The warp's first strip of x, or of its norm, waits in the stage; in registers it would leave fewer for
   // the loop.
   Strip x = load_x(first_strip);
@@ -410,7 +429,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
     strips = std::max(strips,
                       static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
   }
-  const uint32_t vectors = of == Of::kSlots ? p.chosen : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
+  const uint32_t vectors = of == Of::kSlots ? p.slots : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
   // Uses as many warps as give each the same number of strips, and as many blocks as run at once. Each
   // further block goes to the matrix whose blocks have the most bytes to read.
   constexpr uint32_t kSystem = 1 << 10;  // shared memory that the system reserves per block
@@ -419,7 +438,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   const auto evenly = [](uint32_t n, uint32_t most) {
     return static_cast<uint32_t>(ceil_div(n, ceil_div(n, std::max(most, 1u))));
   };
-  p.slots_at_once = of == Of::kSlotsSum ? evenly(p.chosen, most_warps / strips) : 1;
+  p.slots_at_once = of == Of::kSlotsSum ? evenly(p.slots, most_warps / strips) : 1;
   const uint32_t warps = evenly(strips, most_warps) * p.slots_at_once;
   const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes + router_bytes;
   const uint32_t fit =
@@ -430,7 +449,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   const uint32_t run = of == Of::kSlotsSum ? 1
                        : of == Of::kSlots  ? kBlocksOfAMultiprocessor
                                            : kBlocksOfAMultiprocessor * kMostWarps / warps;
-  const uint32_t at_once = l.card.multiprocessors * std::min(fit, run) / (of == Of::kSlots ? p.chosen : 1);
+  const uint32_t at_once = l.card.multiprocessors * std::min(fit, run) / (of == Of::kSlots ? p.slots : 1);
   for (uint32_t blocks = count; blocks < at_once; ++blocks) {
     uint32_t longest = kMostSiblings;
     uint64_t most = 0;

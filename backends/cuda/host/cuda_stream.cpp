@@ -60,6 +60,7 @@ Joins joins_of(const Launch& l) {
               },
           .routed_glu = token,
           .routed_linear = token,
+          .shared_expert = token,
           .append = token,
           .normed_append = token,
           .convolved_delta = token,
@@ -76,7 +77,7 @@ class Launcher {
   void operator()(const Op* op) { std::visit(*this, *op); }
   void operator()(const Products& g) { linear(l_, g.siblings, g.norm); }
   void operator()(const GluOfNorm& g) { glu(l_, *g.glu, g.norm); }
-  void operator()(const RoutedExperts& g) { routed_experts(l_, *g.route, *g.glu, g.linear); }
+  void operator()(const RoutedExperts& g) { routed_experts(l_, *g.route, *g.glu, g.linear, g.shared); }
   void operator()(const AppendToken& g) {
     if (g.q_norm)
       append_token(l_, *g.q_norm, *g.k_norm, *g.append);
