@@ -183,8 +183,7 @@ struct Linear {
   In bias;   // f32 [out_cols], or empty
   Out y;     // [rows][y_stride]
   LinearParams p;
-  // x is not rounded, even where a product of many rows is computed in f16. For few columns. CUDA does not do
-  // this.
+  // x is not rounded, even where a product of many rows is computed in f16. For few columns.
   bool exact = false;
 };
 // h = act(Wg x) * (Wu x)
@@ -592,7 +591,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kNotOnCuda = k
   OP(Activation, activation, kOnAll)      \
   OP(ShortConv, short_conv, kOnAll)       \
   OP(DeltaNet, delta_net, kOnAll)         \
-  OP(Ssm, ssm, kOnCpu | kOnVulkan)        \
+  OP(Ssm, ssm, kOnAll)                    \
   OP(GatedNorm, gated_norm, kOnAll)       \
   OP(Gate, gate, kOnAll)                  \
   OP(HeadLinear, head_linear, kNotOnCuda) \

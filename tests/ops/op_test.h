@@ -210,14 +210,13 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   // The rounding that a device may do; this is the only place that states it. A device with an f16 view works
   // on tensor cores, which multiply 16-bit numbers and add in f32. In programs of several rows, except for
   // rows of logits, its linear and glu round W to f16, and x after a power of two has scaled its row's
-  // largest magnitude to 2^14 or more; an exact linear does so only on CUDA. Attention to the view rounds the
+  // largest magnitude to 2^14 or more; an exact linear does not. Attention to the view rounds the
   // rotated and scaled q, the rotated k, the weights and v to f16. On CUDA, delta_net of kRoundedDeltaRows or
   // more rows rounds the operands of its products to 11 bits. Everything else is f32 on every device.
   bool has_tensor_cores() const { return view_element_bytes_ == 2; }
   uint32_t view_element_bytes() const { return view_element_bytes_; }
   bool rounds_to_f16(uint32_t max_rows, uint32_t rows = kStepRows, bool exact = false) const {
-    if (exact && !GetParam().starts_with("cuda")) return false;
-    return has_tensor_cores() && max_rows > 1 && rows == kStepRows;
+    return !exact && has_tensor_cores() && max_rows > 1 && rows == kStepRows;
   }
   bool attends_in_f16() const { return has_tensor_cores(); }
   static constexpr uint32_t kRoundedDeltaRows = 16;

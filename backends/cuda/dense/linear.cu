@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/exact_rows.h"
 #include "backends/cuda/dense/few_rows.h"
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/ops.h"
@@ -51,6 +52,10 @@ void dequantize_slice(const Launch& l, std::span<const Linear> siblings, uint32_
 void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
   const LinearParams& p = siblings[0].p;
   if (p.rows == kLogitRows || l.max_rows == 1) return multiply_vectors(l, siblings, norm);
+  if (siblings[0].exact) {  // and then all are
+    for (const Linear& op : siblings) multiply_exactly(l, op);
+    return;
+  }
 
   if (std::all_of(siblings.begin(), siblings.end(),
                   [&](const Linear& op) { return can_multiply_few(l, op.w.type); })) {

@@ -104,7 +104,6 @@ struct TakesTypes {
   }
   // Arrays of one layer have one format; a chunk may be empty. All these ops need values of their own.
   static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
-  bool operator()(const RmsNorm& op) const { return bool(op.weight); }
   bool operator()(const KvAppend& op) const {
     return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v);
   }

@@ -53,8 +53,8 @@ Joins joins_of(const Launch& l) {
   const bool token = l.max_rows == 1;
   return {.norm = token ? Joins::Norm::kOfProducts : Joins::Norm::kAlone,
           .sibling =
-              [](const RmsNorm*, std::span<const Linear> siblings, const Linear& next) {
-                return siblings.size() < kMostSiblings &&
+              [token](const RmsNorm*, std::span<const Linear> siblings, const Linear& next) {
+                return siblings.size() < kMostSiblings && (token || siblings[0].exact == next.exact) &&
                        std::all_of(siblings.begin(), siblings.end(),
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
