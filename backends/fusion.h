@@ -84,12 +84,11 @@ inline bool makes_slots(const Route& r, const ExpertLinear& l) {
 }
 
 // Whether these three, of which the gate may be missing, compute an expert that every token takes: it reads
-// the same x as the chosen experts, has their shape, types and activation, and adds to the same y. It then is
+// the same x as the chosen experts, has their shape and activation, and adds to the same y. It then can be
 // one more slot of theirs, whose vector follows theirs in h.
 inline bool makes_slot(const Glu& s, const ExpertGlu& g) {
   return s.x.buffer == g.x.buffer && s.x.offset == g.x.offset && s.p.in_cols == g.p.in_cols &&
-         s.p.out_cols == g.p.out_cols && s.p.act == g.p.act && g.gate && s.gate.type == g.gate.type &&
-         s.up.type == g.up.type && s.gate.scale == 1 && s.up.scale == 1 && !g.gate_bias && !g.up_bias &&
+         s.p.out_cols == g.p.out_cols && s.p.act == g.p.act && g.gate && !g.gate_bias && !g.up_bias &&
          !g.gate_scale && !g.up_scale &&
          g.h.bytes >= (uint64_t(g.p.chosen) + 1) * g.p.out_cols * sizeof(float);
 }
@@ -100,8 +99,7 @@ inline bool makes_slot(const Gate& s, const Glu& g) {
 inline bool makes_slot(const Linear& s, const Glu& g, const ExpertLinear& l) {
   return s.x.buffer == g.h.buffer && s.x.offset == g.h.offset && s.p.rows == kStepRows && s.p.add &&
          !s.bias && s.y.buffer == l.y.buffer && s.y.offset == l.y.offset && s.p.in_cols == l.p.in_cols &&
-         s.p.out_cols == l.p.out_cols && s.p.y_stride == l.p.out_cols && s.w.type == l.w.type &&
-         s.w.scale == 1 && !l.bias && !l.scale;
+         s.p.out_cols == l.p.out_cols && s.p.y_stride == l.p.out_cols && !l.bias && !l.scale;
 }
 
 // Whether an in-place norm of head vectors computes the columns that a kv_append reads from `column` on, or

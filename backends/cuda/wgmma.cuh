@@ -143,6 +143,19 @@ __device__ inline void pin(float (&d)[kBlocks][4]) {
 #define THIMBLE_BLOCKS_8(d, j) THIMBLE_BLOCKS_4(d, j), THIMBLE_BLOCKS_4(d, (j) + 4)
 
 // d[64][8 kBlocks] (+)= a[64][16] b[8 kBlocks][16]^T in f16, both in shared memory. Runs asynchronously.
+__device__ inline void multiply_async_f16(float (&d)[8][4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, 0, 0;\n"
+      "}"
+      : THIMBLE_BLOCKS_8(d, 0)
+      : "l"(a), "l"(b), "r"(uint32_t(accumulate)));
+}
 __device__ inline void multiply_async_f16(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n"
@@ -206,6 +219,26 @@ __device__ inline void multiply_async_f16(float (&d)[8][4], const uint32_t (&a)[
       "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
       "}"
       : THIMBLE_BLOCKS_8(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// The same for b[16][256].
+__device__ inline void multiply_async_f16(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1;\n"
+      "}"
+      : THIMBLE_BLOCKS_8(d, 0), THIMBLE_BLOCKS_8(d, 8), THIMBLE_BLOCKS_8(d, 16), THIMBLE_BLOCKS_8(d, 24)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

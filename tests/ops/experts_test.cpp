@@ -596,15 +596,20 @@ TEST_P(Experts, AndASharedExpertServeOneToken) {
       .experts = kExperts, .chosen = kChosen, .kind = kRouteSoftmax, .share = 1, .scale = 1};
   const struct {
     uint32_t cols, inner;
-    DType type;
+    DType type, shared, shared_down;
     bool gated;
-  } cases[] = {{256, 512, DType::kQ4_K, true},
-               {256, 512, DType::kQ8_0, false},
-               {2048, 512, DType::kQ4_K, true},
-               {512, 768, DType::kQ6_K, true},
-               {96, 64, DType::kQ8_0, true}};
+  } cases[] = {{256, 512, DType::kQ4_K, DType::kQ4_K, DType::kQ4_K, true},
+               {256, 512, DType::kQ8_0, DType::kQ8_0, DType::kQ8_0, false},
+               {2048, 512, DType::kQ4_K, DType::kQ4_K, DType::kQ6_K, true},
+               {512, 768, DType::kQ6_K, DType::kQ6_K, DType::kQ6_K, true},
+               {512, 256, DType::kQ4_K, DType::kQ8_0, DType::kQ8_0, true},
+               {256, 1280, DType::kQ5_K, DType::kQ6_K, DType::kQ8_0, true},
+               {512, 512, DType::kQ6_K, DType::kQ8_0, DType::kQ8_0, false},
+               {256, 256, DType::kQ4_K, DType::kQ4_0, DType::kQ4_K, true},
+               {96, 64, DType::kQ8_0, DType::kQ8_0, DType::kQ8_0, true}};
   for (const auto& c : cases) {
-    SCOPED_TRACE(::testing::Message() << c.cols << " to " << c.inner << " " << dtype_info(c.type).name);
+    SCOPED_TRACE(::testing::Message() << c.cols << " to " << c.inner << " " << dtype_info(c.type).name << ", "
+                                      << dtype_info(c.shared_down).name);
     if (is_slow() && c.cols != 96) continue;
     clear();
     Random random{c.cols + c.inner};
@@ -613,14 +618,15 @@ TEST_P(Experts, AndASharedExpertServeOneToken) {
       Matrix matrix;
       Weight weight;
     };
-    const auto make = [&](uint32_t rows, uint32_t cols) {
-      Matrix m = random_matrix(random, c.type, rows, cols);
-      const Weight w = weight(c.type, rows, cols, m.bytes);
+    const auto make = [&](DType type, uint32_t rows, uint32_t cols) {
+      Matrix m = random_matrix(random, type, rows, cols);
+      const Weight w = weight(type, rows, cols, m.bytes);
       return Made{std::move(m), w};
     };
-    const Made gate = make(kExperts * c.inner, c.cols), up = make(kExperts * c.inner, c.cols),
-               down = make(kExperts * c.cols, c.inner), shared_gate = make(c.inner, c.cols),
-               shared_up = make(c.inner, c.cols), shared_down = make(c.cols, c.inner);
+    const Made gate = make(c.type, kExperts * c.inner, c.cols), up = make(c.type, kExperts * c.inner, c.cols),
+               down = make(c.type, kExperts * c.cols, c.inner), shared_gate = make(c.shared, c.inner, c.cols),
+               shared_up = make(c.shared, c.inner, c.cols),
+               shared_down = make(c.shared_down, c.cols, c.inner);
     const std::vector<float> token = random.floats(c.cols, -1, 1), before = random.floats(c.cols, -1, 1),
                              factor = random.floats(1, -1, 1);
     const View x = input(token), first = output<uint32_t>(kExperts + 1), row = output<uint32_t>(kChosen),

@@ -494,7 +494,6 @@ TEST(Fusion, ASharedExpertMayBeOneMoreSlot) {
   EXPECT_TRUE(of_glu([&](ExpertGlu&, Glu& s) { s.x = at["other"]; })) << "another x";
   EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.p.out_cols *= 2; })) << "another shape";
   EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.p.act = kActGelu; })) << "another activation";
-  EXPECT_TRUE(of_glu([](ExpertGlu&, Glu& s) { s.up.type = DType::kQ4_0; })) << "another type";
   EXPECT_TRUE(of_glu([&](ExpertGlu& g, Glu&) { g.up_bias = at["bias"]; })) << "experts with biases";
   EXPECT_TRUE(of_glu([](ExpertGlu& g, Glu&) { g.h.bytes = 2 * 32 * 4; })) << "no room";
   EXPECT_TRUE(of_glu([](ExpertGlu& g, Glu&) { g.gate = {}; })) << "experts without a gate";
@@ -503,7 +502,6 @@ TEST(Fusion, ASharedExpertMayBeOneMoreSlot) {
   };
   EXPECT_TRUE(of_linear([](ExpertLinear&, Linear& d) { d.p.add = 0; })) << "it does not add";
   EXPECT_TRUE(of_linear([&](ExpertLinear&, Linear& d) { d.y = at["other"]; })) << "another y";
-  EXPECT_TRUE(of_linear([](ExpertLinear&, Linear& d) { d.w.type = DType::kQ4_0; })) << "another type";
   EXPECT_TRUE(of_linear([&](ExpertLinear& l, Linear&) { l.scale = at["scale"]; })) << "experts with scales";
   EXPECT_TRUE(apart([](ExpertGlu&, ExpertLinear&, Glu&, Gate& f, Linear&) { f.p.groups = 2; }))
       << "a gate of other channels";

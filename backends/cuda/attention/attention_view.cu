@@ -360,7 +360,7 @@ void attend_view(const Launch& l, const Attention& op) {
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
   if (wgmma_attends(l, o))
-    attend_in_parts(l, o, kWgmmaVectors, kWgmmaKeys, [&](const ViewAttention& in_parts, uint32_t blocks) {
+    attend_in_parts(l, o, kWgmmaVectors, wgmma_keys(dh), [&](const ViewAttention& in_parts, uint32_t blocks) {
       attend_wgmma(l, in_parts, blocks);
     });
   else if (dh == kWideDim)

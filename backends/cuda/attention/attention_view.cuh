@@ -38,8 +38,10 @@ struct ViewAttention {
 };
 
 // The kernel for Hopper (attention_view_wgmma.cu): whether it supports an op, and its launch. Its blocks have
-// kWgmmaVectors query vectors, its tiles kWgmmaKeys keys.
-inline constexpr uint32_t kWgmmaVectors = 128, kWgmmaKeys = 128;
+// kWgmmaVectors query vectors, its tiles wgmma_keys() keys: with 256 channels, a warpgroup's outputs take
+// half of its registers.
+inline constexpr uint32_t kWgmmaVectors = 128;
+constexpr uint32_t wgmma_keys(uint32_t head_dim) { return head_dim == 256 ? 64 : 128; }
 bool wgmma_attends(const Launch&, const ViewAttention&);
 void attend_wgmma(const Launch&, const ViewAttention&, uint32_t blocks);
 

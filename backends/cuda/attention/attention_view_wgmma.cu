@@ -1,4 +1,5 @@
-// attend_view on Hopper: wgmma products fed by bulk tensor copies, for heads of 64 and 128 channels.
+// attend_view on Hopper: wgmma products fed by bulk tensor copies, for heads of 64, 128 and 256
+// channels.
 #include <cstddef>
 
 #include "backends/cuda/attention/attention_view.cuh"
@@ -8,7 +9,6 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr int kKeys = kWgmmaKeys;
 // A block has two warpgroups that multiply, with 64 query vectors each, and a third in which one thread
 // copies keys and values.
 constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * kWarpgroup, kShare = 64;
@@ -19,7 +19,7 @@ constexpr int kStages = 2;  // tiles of keys, and of values, in shared memory
 // swizzled.
 template <int kDim>
 struct Shared {
-  static constexpr int kBoxes = kDim / 64, kRow = 128;
+  static constexpr int kBoxes = kDim / 64, kRow = 128, kKeys = wgmma_keys(kDim);
   static constexpr uint32_t kQueries = kShare * kBoxes * kRow;  // per warpgroup
   static constexpr uint32_t kTile = kKeys * kBoxes * kRow;
   // Offset of the barriers
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // 384 threads start with 168 of the 65536 registers each.
   constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   using S = Shared<kDim>;
+  constexpr int kKeys = S::kKeys;
   extern __shared__ uint4 shared[];
   std::byte* const base =
       reinterpret_cast<std::byte*>(shared) + (1024 - shared_address(shared) % 1024) % 1024;
@@ -212,7 +213,7 @@ void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
   const __half* const matrices[] = {o.k, o.v};
   for (int i = 0; i < 2 && *l.error == cudaSuccess; ++i)
     *l.error = make_tensor_map(maps[i], matrices[i], uint64_t(o.p.first_head + o.p.heads) * o.p.view_capacity,
-                               kDim, kKeys);
+                               kDim, wgmma_keys(kDim));
   launch(l, o.p.cap != 0 ? attend_wgmma_kernel<kDim, true> : attend_wgmma_kernel<kDim, false>, blocks,
          kThreads, Shared<kDim>::kBytes, l.step, o, maps[0], maps[1]);
 }
@@ -222,7 +223,8 @@ void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
 bool wgmma_attends(const Launch& l, const ViewAttention& o) {
   // Steps with row indices have at most a few dozen rows, for which the other kernel is as fast.
   return !o.row_index && l.card.major == 9 && l.card.minor == 0 &&
-         l.card.shared_bytes >= Shared<128>::kBytes && (o.p.head_dim == 64 || o.p.head_dim == 128) &&
+         l.card.shared_bytes >= Shared<256>::kBytes &&
+         (o.p.head_dim == 64 || o.p.head_dim == 128 || o.p.head_dim == 256) &&
          o.max_vectors >= kWgmmaVectors &&
          (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0 && encode_tiled();
 }
@@ -230,8 +232,10 @@ bool wgmma_attends(const Launch& l, const ViewAttention& o) {
 void attend_wgmma(const Launch& l, const ViewAttention& o, uint32_t blocks) {
   if (o.p.head_dim == 64)
     attend<64>(l, o, blocks);
-  else
+  else if (o.p.head_dim == 128)
     attend<128>(l, o, blocks);
+  else
+    attend<256>(l, o, blocks);
 }
 
 }  // namespace thimble::cuda

@@ -122,20 +122,21 @@ Matrices matrices_of(const Weight& w, const In& bias, const In& scale) {
   return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias), data<float>(scale)};
 }
 
-// The columns of y that add_experts_kernel sums.
-struct ExpertParts {
-  const float* parts;  // [slots][cols]
+// Which slots serve a row: slots[row][chosen], ascending.
+struct SlotsOfRows {
   const uint32_t *first, *row;
-  const float* weight;
-  float* y;  // [rows][y_stride]
-  uint32_t cols, y_stride, experts, chosen;
+  uint32_t* slots;
+  uint32_t experts, chosen;
 };
 
-// Finds the row's slots, in order. A warp searches the slots of each expert, in which rows ascend.
-__device__ void find_slots(const ExpertParts& p, uint32_t row, uint32_t* slots) {
+// A warp finds a row's slots: each lane searches the slots of an expert, in which rows ascend.
+__global__ void __launch_bounds__(kWarps* kWarp) list_slots_kernel(const StepParams* step, SlotsOfRows p) {
+  begin_kernel();
+  const uint32_t lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
+  if (row >= step->n_rows) return;
   uint32_t found = 0;
   for (uint32_t from = 0; from < p.experts; from += kWarp) {
-    const uint32_t e = from + threadIdx.x;
+    const uint32_t e = from + lane;
     uint32_t at = e < p.experts ? p.first[e] : 0;
     const uint32_t behind = e < p.experts ? p.first[e + 1] : 0;
     for (uint32_t end = behind; at < end;) {
@@ -147,21 +148,30 @@ __device__ void find_slots(const ExpertParts& p, uint32_t row, uint32_t* slots) 
     }
     const bool serves = at < behind && p.row[at] == row;
     const uint32_t all = __ballot_sync(~0u, serves);
-    if (serves) slots[min(found + __popc(all & ((1u << threadIdx.x) - 1)), p.chosen - 1)] = at;
+    if (serves)
+      p.slots[uint64_t(row) * p.chosen + min(found + __popc(all & ((1u << lane) - 1)), p.chosen - 1)] = at;
     found += __popc(all);
   }
 }
 
+// The columns of y that add_experts_kernel sums.
+struct ExpertParts {
+  const float* parts;     // [slots][cols]
+  const uint32_t* slots;  // [rows][chosen]
+  const float* weight;    // of each slot
+  float* y;               // [rows][y_stride]
+  uint32_t cols, y_stride, chosen;
+};
+
 __global__ void __launch_bounds__(kAddThreads) add_experts_kernel(const StepParams* step, ExpertParts p) {
-  extern __shared__ uint32_t slots[];  // [chosen]
   begin_kernel();
   const uint32_t row = blockIdx.x;
   if (row >= step->n_rows) return;
-  if (threadIdx.x < kWarp) find_slots(p, row, slots);
-  __syncthreads();
+  const uint32_t* const slots = p.slots + uint64_t(row) * p.chosen;
   for (uint32_t col = threadIdx.x; col < p.cols; col += kAddThreads) {
     float& y = p.y[uint64_t(row) * p.y_stride + col];
     float sum = y;
+#pragma unroll 8
     for (uint32_t i = 0; i < p.chosen; ++i)
       sum = fmaf(p.weight[slots[i]], p.parts[uint64_t(slots[i]) * p.cols + col], sum);
     y = sum;
@@ -209,7 +219,7 @@ void routed_experts(const Launch& l, const Route& router, const ExpertGlu& op, c
   const ExpertGlu glu = gated(op);
   const bool vectors = multiplies_vectors(l, glu) && chooses_experts(router),
              vector_sum = linear && vectors && multiplies_vectors(l, *linear),
-             shares = shared.glu && vector_sum;  // the shared expert's slot is in both launches
+             shares = vector_sum && multiplies_shared(glu, *linear, shared);
   if (vectors) {
     multiply_vectors(l, glu, &router, shares ? shared : SharedExpert{});
   } else {
@@ -297,6 +307,9 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
   const uint32_t slots = l.max_rows * p.chosen;
   const ExpertOperands e(slots, p.in_cols, p.out_cols, p.experts, 1, slots * sizeof(float));
   float* const parts = reinterpret_cast<float*>(l.scratch + round_up(e.bytes(), sizeof(float4)));
+  uint32_t* const slots_of_rows = reinterpret_cast<uint32_t*>(parts + uint64_t(slots) * e.cols);
+  launch(l, list_slots_kernel, static_cast<uint32_t>(ceil_div(l.max_rows, kWarps)), kWarps * kWarp, 0, l.step,
+         SlotsOfRows{first, data<uint32_t>(op.row), slots_of_rows, p.experts, p.chosen});
   scale_rows(l, e.o, data<float>(op.h), p.in_cols, p.in_cols, 0, slots, {nullptr, p.chosen});
   for (uint32_t col = 0; col < p.out_cols; col += e.cols) {
     const uint32_t cols = std::min(e.cols, p.out_cols - col);
@@ -317,15 +330,13 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
     dequantize_experts(l, op.w, p.out_cols, col, cols, product, e.o.w(l), false);
     multiply(l, product);
     const ExpertParts all{.parts = parts,
-                          .first = first,
-                          .row = data<uint32_t>(op.row),
+                          .slots = slots_of_rows,
                           .weight = data<float>(op.weight),
                           .y = data<float>(op.y) + col,
                           .cols = cols,
                           .y_stride = p.out_cols,
-                          .experts = p.experts,
                           .chosen = p.chosen};
-    launch(l, add_experts_kernel, l.max_rows, kAddThreads, p.chosen * sizeof(uint32_t), l.step, all);
+    launch(l, add_experts_kernel, l.max_rows, kAddThreads, 0, l.step, all);
   }
 }
 
@@ -337,7 +348,7 @@ uint64_t expert_scratch(const ModelShape& m, const SessionShape& s, const Card&)
   // Programs of fewer rows process more columns of parts at once, up to kPartsBytes.
   const uint64_t parts = std::min(std::max<uint64_t>(kPartsBytes, slots * kLeastCols * sizeof(float)),
                                   slots * m.d_model * sizeof(float));
-  return std::max(glu.bytes(), round_up(linear.bytes(), sizeof(float4)) + parts);
+  return std::max(glu.bytes(), round_up(linear.bytes(), sizeof(float4)) + parts + slots * sizeof(uint32_t));
 }
 
 }  // namespace thimble::cuda

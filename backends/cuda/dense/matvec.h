@@ -24,9 +24,11 @@ void multiply_by_rows(const Launch&, std::span<const Linear> siblings, const Rms
 
 // The experts' ops of a single row, if multiplies_vectors() holds. A non-null route is one for which
 // chooses_experts() holds. The glu's launch computes it; the linear, which is the next launch, computes it
-// again for itself. If there is a shared expert, both also compute its slot.
+// again for itself. A shared expert for which
+// multiplies_shared() holds is one more slot of both.
 bool multiplies_vectors(const Launch&, const ExpertGlu&);
 bool multiplies_vectors(const Launch&, const ExpertLinear&);
+bool multiplies_shared(const ExpertGlu&, const ExpertLinear&, const SharedExpert&);
 bool chooses_experts(const Route&);
 void multiply_vectors(const Launch&, const ExpertGlu&, const Route*, const SharedExpert& = {});
 void multiply_vectors(const Launch&, const ExpertLinear&, const Route*, const SharedExpert& = {});

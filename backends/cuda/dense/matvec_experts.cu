@@ -15,39 +15,84 @@ __global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp,
   multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0]);
 }
 
-template <typename... Formats>
-struct KernelsOf {
-  static uint32_t most_warps(DType type, Of of) {
-    uint32_t most = 0;
-    ((type == Formats::kType ? void(most = of == Of::kSlots ? kMostExpertWarps<Formats, Of::kSlots>
-                                                            : kMostExpertWarps<Formats, Of::kSlotsSum>)
-                             : void()),
-     ...);
-    return most;
+// The same if the last slot's matrices have another type: for a glu they have their own blocks, for a sum
+// their own warps.
+template <typename Format, typename Last, Of kOf>
+__global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp, kBlocksOfAMultiprocessor)
+    multiply_mixed_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
+  if constexpr (kOf == Of::kSlotsSum) {
+    release_successor();
+    if (threadIdx.x / kWarp < p.team[1].first_warp)
+      multiply_tiles<Format, 0, kOf, 0>(step, p, p.matrix[0]);
+    else
+      multiply_tiles<Last, 0, kOf, 1>(step, p, p.matrix[0]);
+  } else {
+    if (blockIdx.y < p.chosen)
+      multiply_tiles<Format, 1, kOf>(step, p, p.matrix[0]);
+    else
+      multiply_tiles<Last, 1, kOf>(step, p, p.matrix[0]);
   }
-  static auto of(DType type, Of of) {
-    void (*kernel)(const StepParams*, Products) = nullptr;
-    ((type == Formats::kType
-          ? void(kernel = of == Of::kSlots ? multiply_experts_kernel<Formats, Of::kSlots>
-                                           : multiply_experts_kernel<Formats, Of::kSlotsSum>)
-          : void()),
-     ...);
-    return kernel;
+}
+
+using Kernel = void (*)(const StepParams*, Products);
+
+template <typename Format>
+struct OneFormat {
+  static bool has(DType type, DType last) { return type == Format::kType && last == Format::kType; }
+  static Kernel of(bool sum) {
+    return sum ? multiply_experts_kernel<Format, Of::kSlotsSum> : multiply_experts_kernel<Format, Of::kSlots>;
+  }
+  static constexpr uint32_t most_warps(bool sum) {
+    return sum ? kMostExpertWarps<Format, Of::kSlotsSum> : kMostExpertWarps<Format, Of::kSlots>;
   }
 };
-using Kernels = KernelsOf<Bytes, BlocksOf32<DType::kQ4_0>, GroupsOf32<DType::kQ4_K>, GroupsOf32<DType::kQ5_K>,
-                          GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
+template <typename Format, typename Last>
+struct TwoFormats {
+  static bool has(DType type, DType last) { return type == Format::kType && last == Last::kType; }
+  static Kernel of(bool sum) {
+    return sum ? multiply_mixed_experts_kernel<Format, Last, Of::kSlotsSum>
+               : multiply_mixed_experts_kernel<Format, Last, Of::kSlots>;
+  }
+  static constexpr uint32_t most_warps(bool sum) { return OneFormat<Format>::most_warps(sum); }
+};
+
+struct KernelOf {
+  Kernel kernel = nullptr;
+  uint32_t most_warps = 0;
+};
+template <typename... Kernels>
+struct KernelsOf {
+  static KernelOf find(DType type, DType last, bool sum) {
+    KernelOf found;
+    ((Kernels::has(type, last) ? void(found = {Kernels::of(sum), Kernels::most_warps(sum)}) : void()), ...);
+    return found;
+  }
+};
+// Files whose experts have types of 4 to 6 bits often keep a shared expert, or its last matrix, in one of
+// more.
+using Kernels =
+    KernelsOf<OneFormat<Bytes>, OneFormat<BlocksOf32<DType::kQ4_0>>, OneFormat<GroupsOf32<DType::kQ4_K>>,
+              OneFormat<GroupsOf32<DType::kQ5_K>>, OneFormat<GroupsOf16>, OneFormat<Codes<DType::kIQ4_NL>>,
+              OneFormat<Codes<DType::kMXFP4>>, OneFormat<CodesInGroups>,
+              TwoFormats<GroupsOf32<DType::kQ4_K>, GroupsOf16>, TwoFormats<GroupsOf32<DType::kQ4_K>, Bytes>,
+              TwoFormats<GroupsOf32<DType::kQ5_K>, GroupsOf16>, TwoFormats<GroupsOf32<DType::kQ5_K>, Bytes>,
+              TwoFormats<GroupsOf16, Bytes>>;
 
 void launch_products(const Launch& l, Products& p, Of of) {
   const DType type = p.matrix[0].type;
-  const Shape shape = share_out(l, p, 1, of, Kernels::most_warps(type, of));
-  launch(l, Kernels::of(type, of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
+  const KernelOf found = Kernels::find(type, p.slots > p.chosen ? p.shared.type : type, of == Of::kSlotsSum);
+  const Shape shape = share_out(l, p, 1, of, found.most_warps);
+  launch(l, found.kernel, shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
 }
 
 bool has_format(const Weight& w, uint32_t out_cols, uint32_t chosen) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
-  return chosen < kWarp && Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 &&
+  return chosen < kWarp && Kernels::find(w.type, w.type, false).kernel && row_bytes % 2 == 0 &&
          row_bytes * out_cols % 16 == 0;
+}
+bool has_format(const Weight& w, const Weight& last) {
+  const uint64_t row_bytes = dtype_bytes(last.type, last.cols);
+  return last.scale == 1 && Kernels::find(w.type, last.type, false).kernel && row_bytes % 2 == 0;
 }
 
 }  // namespace
@@ -58,6 +103,11 @@ bool multiplies_vectors(const Launch& l, const ExpertGlu& op) {
 }
 bool multiplies_vectors(const Launch& l, const ExpertLinear& op) {
   return l.max_rows == 1 && !op.scale && has_format(op.w, op.p.out_cols, op.p.chosen);
+}
+bool multiplies_shared(const ExpertGlu& op, const ExpertLinear& sum, const SharedExpert& shared) {
+  return shared.glu && shared.glu->gate.type == shared.glu->up.type &&
+         has_format(op.gate, shared.glu->gate) && has_format(op.gate, shared.glu->up) &&
+         has_format(sum.w, shared.linear->w);
 }
 bool chooses_experts(const Route& router) {
   return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;
@@ -75,7 +125,8 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router,
   p.chosen = p.slots = op.p.chosen;
   if (shared.glu) {
     ++p.slots;
-    p.shared = {{data<std::byte>(shared.glu->gate), data<std::byte>(shared.glu->up)}, nullptr};
+    p.shared = {
+        {data<std::byte>(shared.glu->gate), data<std::byte>(shared.glu->up)}, shared.glu->gate.type, nullptr};
   }
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.gate);
@@ -102,6 +153,7 @@ void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* rout
   if (shared.linear) {
     ++p.slots;
     p.shared = {{data<std::byte>(shared.linear->w)},
+                shared.linear->w.type,
                 shared.gate ? data<float>(shared.gate->g) + shared.gate->p.g_column : nullptr};
   }
   Matrix& m = p.matrix[0];

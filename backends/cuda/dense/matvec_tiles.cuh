@@ -65,13 +65,18 @@ struct Products {  // the products of a launch
   const uint32_t* first;
   const float* weight;
   uint32_t experts, chosen;
-  uint32_t slots;          // `chosen`, or one more if there is a shared expert
-  uint32_t slots_at_once;  // for kSlotsSum: slots that the warps of a block process at once
-  Router router;           // logits null: the choice has been made
+  uint32_t slots;  // `chosen`, or one more if there is a shared expert
+  // For kSlotsSum: the warps of a block and the slots that they process, some at once. The last slot has its
+  // own warps, the second team, if its type is another.
+  struct Team {
+    uint32_t first_warp, warps, first_slot, end_slot, slots_at_once;
+  } team[2];
+  Router router;  // logits null: the choice has been made
   // The expert that every token takes: matrices like those of the others, without biases. Its weight is the
   // sigmoid of *gate, or 1.
   struct {
     const std::byte* w[2];
+    DType type;
     const float* gate;
   } shared;
   Matrix matrix[kMostSiblings];
@@ -142,8 +147,9 @@ __device__ inline float norm_scale(const Products& p, float sum, uint32_t sums) 
 }
 
 // Computes the block's products with m.w[0]; with kPair = 1 those with both matrices in turns, a tile of the
-// gate, then one of the up. Waits for the previous kernels.
-template <typename Format, uint32_t kPair, Of kOf = Of::kModel>
+// gate, then one of the up. Waits for the previous kernels. With kSlotsSum, the warps of p.team[kTeam] call
+// this.
+template <typename Format, uint32_t kPair, Of kOf = Of::kModel, uint32_t kTeam = 0>
 __device__ void multiply_tiles(const StepParams* step, const Products& p, const Matrix& m) {
   using Ring = RingOf<Format>;
   using Strip = typename Format::Columns::Strip;
@@ -156,16 +162,19 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // per row of W
   // A warp's strips: some columns and, for each of its own slots, the same strips one after the other, so
   // that with narrow rows it has the same columns of each.
-  const bool several = kOf == Of::kSlotsSum ? p.slots * strips > warps : strips > warps;
-  const StripAt first_strip{kOf == Of::kSlotsSum ? warp / strips : 0,
-                            kOf == Of::kSlotsSum ? warp % strips : warp};
+  const Products::Team& team = p.team[kTeam];
+  const bool several =
+      kOf == Of::kSlotsSum ? (team.end_slot - team.first_slot) * strips > team.warps : strips > warps;
+  const uint32_t of_team = warp - team.first_warp;  // for kSlotsSum
+  const StripAt first_strip{kOf == Of::kSlotsSum ? team.first_slot + of_team / strips : 0,
+                            kOf == Of::kSlotsSum ? of_team % strips : warp};
   const auto advance = [&](StripAt& at) {  // false: wrapped to the first one
-    at.in_row += warps;
+    at.in_row += kOf == Of::kSlotsSum ? team.warps : warps;
     if (at.in_row < strips) return true;
     at.in_row = first_strip.in_row;
     if constexpr (kOf == Of::kSlotsSum) {
-      at.slot += p.slots_at_once;
-      if (at.slot < p.slots) return true;
+      at.slot += team.slots_at_once;
+      if (at.slot < team.end_slot) return true;
     }
     at.slot = first_strip.slot;
     return false;
@@ -415,6 +424,26 @@ struct Shape {
   dim3 blocks;
   uint32_t threads, shared_bytes;
 };
+inline uint32_t strips_of(DType type, uint32_t cols) {
+  const DTypeInfo& info = dtype_info(type);
+  return static_cast<uint32_t>(ceil_div(cols, strip_columns(info.block, info.block_bytes)));
+}
+// The largest number of at most `most`, but at least 1, with which n are done in as few rounds.
+inline uint32_t evenly(uint32_t n, uint32_t most) {
+  return static_cast<uint32_t>(ceil_div(n, ceil_div(n, std::max(most, 1u))));
+}
+// Divides up to `most` warps into teams: as many for each slot as give each the same number of strips.
+inline uint32_t form_teams(Products& p, uint32_t most) {
+  const bool mixed = p.slots > p.chosen && p.shared.type != p.matrix[0].type;
+  const uint32_t strips = strips_of(p.matrix[0].type, p.cols),
+                 of_last = mixed ? evenly(strips_of(p.shared.type, p.cols), most / 3) : 0,
+                 slots = mixed ? p.chosen : p.slots, at_once = evenly(slots, (most - of_last) / strips),
+                 warps = evenly(strips, most - of_last) * at_once;
+  p.team[0] = {0, warps, 0, slots, at_once};
+  p.team[1] = {warps, of_last, slots, p.slots, 1};
+  return warps + of_last;
+}
+
 // Divides the blocks among the matrices.
 inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of::kModel,
                        uint32_t most_warps = kMostWarps) {
@@ -425,9 +454,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
     m.blocks = 1;
     tiles[i] = static_cast<uint32_t>(ceil_div(m.rows, kTileRows));
     row_bytes[i] = dtype_bytes(m.type, p.cols);
-    const DTypeInfo& type = dtype_info(m.type);
-    strips = std::max(strips,
-                      static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
+    strips = std::max(strips, strips_of(m.type, p.cols));
   }
   const uint32_t vectors = of == Of::kSlots ? p.slots : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
   // Uses as many warps as give each the same number of strips, and as many blocks as run at once. Each
@@ -435,11 +462,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   constexpr uint32_t kSystem = 1 << 10;  // shared memory that the system reserves per block
   const uint32_t router_bytes = p.router.logits ? router_words(p.experts) * 4 : 0;
   most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes - router_bytes) / kWarpBytes);
-  const auto evenly = [](uint32_t n, uint32_t most) {
-    return static_cast<uint32_t>(ceil_div(n, ceil_div(n, std::max(most, 1u))));
-  };
-  p.slots_at_once = of == Of::kSlotsSum ? evenly(p.slots, most_warps / strips) : 1;
-  const uint32_t warps = evenly(strips, most_warps) * p.slots_at_once;
+  const uint32_t warps = of == Of::kSlotsSum ? form_teams(p, most_warps) : evenly(strips, most_warps);
   const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes + router_bytes;
   const uint32_t fit =
       (l.card.shared_bytes + kSystem) / static_cast<uint32_t>(round_up(shared_bytes, kSystem) + kSystem);
