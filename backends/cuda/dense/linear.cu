@@ -52,11 +52,7 @@ void dequantize_slice(const Launch& l, std::span<const Linear> siblings, uint32_
 void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
   const LinearParams& p = siblings[0].p;
   if (p.rows == kLogitRows || l.max_rows == 1) return multiply_vectors(l, siblings, norm);
-  if (siblings[0].exact) {  // and then all are
-    for (const Linear& op : siblings) multiply_exactly(l, op);
-    return;
-  }
-
+  if (siblings[0].exact) return multiply_exactly(l, siblings);  // then all are
   if (std::all_of(siblings.begin(), siblings.end(),
                   [&](const Linear& op) { return can_multiply_few(l, op.w.type); })) {
     const Operands o = operands(l.max_rows, p.in_cols, 0);
