@@ -7,8 +7,8 @@
 //   A_ij = beta_i R_ij (k_i k_j) for j < i;  P = (I + A)^-1 diag(beta);  S_ij = R_ij (q_i k_j) / sqrt(width)
 //   N = P (V - diag(e^G) K M);  Y = diag(e^G) Q M / sqrt(width) + S N
 //   M = e^G_last M + (diag(e^(G_last - G)) K)^T N
-// A and its inverse are exact to f32. The operands of the products have the 11 bits of tf32, or of f16 where
-// they are at most about 1.
+// A and its inverse are exact to f32. The operands of the products are rounded to the 11 bits of f16. Those
+// of M, V and N are first multiplied by powers of two, one for each column, so that f16 can hold them.
 #include <algorithm>
 #include <iterator>
 
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kPairThreads)
   __syncthreads();
   for (uint32_t e = threadIdx.x; e < kChunk * kTiles; e += kPairThreads) {
     const uint32_t i = e / kTiles, tile = e % kTiles;
-    if (tile > i / 8) continue;
+    if (tile > i / 16 * 2 + 1) continue;  // products take pairs of tiles
     uint4 packed;
     __half2* const halves = reinterpret_cast<__half2*>(&packed);
 #pragma unroll
@@ -279,41 +279,59 @@ __device__ void copy_in(void* to, const void* from) {
     copy_async<16>(static_cast<uint4*>(to) + i, static_cast<const uint4*>(from) + i);
 }
 
-__device__ float2 as_floats(uint32_t halves) { return __half22float2(*reinterpret_cast<__half2*>(&halves)); }
-
 // Products are transposed: a warp has 16 columns of each matrix as the rows of fragments, and rows of a chunk
 // or of M as their columns. In a fragment of a result, a thread has the elements (g, 2t), (g, 2t + 1),
-// (g + 8, 2t) and (g + 8, 2t + 1), of which column 2t is taken as t and column 2t + 1 as t + 4 when it is the
-// operand of the next product. So nothing is exchanged between threads.
+// (g + 8, 2t) and (g + 8, 2t + 1). Two of them, rounded to f16, are its part of the operand of the next
+// product, so nothing is exchanged between threads.
 using Fragment = float[4];
 
-__device__ void round_to(Fragment& to, const Fragment& from) {
+// Powers of two for columns g and g + 8, and what undoes them.
+struct Scales {
+  float by[2], back[2];
+};
+// Scales with which the largest element of a column is between 2^13 and 2^14. Infinity and NaN remain.
+template <uint32_t kCount>
+__device__ Scales scales_of(const Fragment (&of)[kCount]) {
+  Scales s;
 #pragma unroll
-  for (uint32_t e = 0; e < 4; ++e) to[e] = __uint_as_float(to_tf32(from[e]));
+  for (uint32_t half = 0; half < 2; ++half) {
+    uint32_t largest = 0;  // bits of absolute values order like numbers
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) largest = max(largest, __float_as_uint(fabsf(of[i][2 * half + e])));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+    const uint32_t exponent = max(largest >> 23, 14u);
+    s.by[half] = __uint_as_float((267 - exponent) << 23);
+    s.back[half] = __uint_as_float((exponent - 13) << 23);
+  }
+  return s;
 }
-// c += a b, where a was rounded, and b are two f16, of its rows 2t and 2t + 1.
-__device__ void multiply(Fragment& c, const Fragment& a, uint32_t b) {
-  const uint32_t operand[4] = {__float_as_uint(a[0]), __float_as_uint(a[2]), __float_as_uint(a[1]),
-                               __float_as_uint(a[3])};
-  const float2 of = as_floats(b);
-  multiply_tf32(c, operand, __float_as_uint(of.x), __float_as_uint(of.y));
+
+__device__ uint32_t to_halves(float a, float b) {
+  const __half2 halves = __floats2half2_rn(a, b);
+  return reinterpret_cast<const uint32_t&>(halves);
 }
-// c[i] += sum over tiles j <= i of a[j] b[i][j], where b has f16 rows of kChunk.
-__device__ void multiply_lower(Fragment (&c)[kTiles], const Fragment (&a)[kTiles], const __half* b,
+// The operand of a product that two tiles next to each other are.
+__device__ void pack(uint32_t (&to)[4], const Fragment& a, const Fragment& b, const float (&by)[2]) {
+  to[0] = to_halves(by[0] * a[0], by[0] * a[1]);
+  to[1] = to_halves(by[1] * a[2], by[1] * a[3]);
+  to[2] = to_halves(by[0] * b[0], by[0] * b[1]);
+  to[3] = to_halves(by[1] * b[2], by[1] * b[3]);
+}
+// c[i] += sum over tiles j of a[j] b[i][j], where b has f16 rows of kChunk, with zeros for j > i.
+__device__ void multiply_lower(Fragment (&c)[kTiles], const uint32_t (&a)[kTiles / 2][4], const __half* b,
                                uint32_t lane) {
 #pragma unroll
-  for (uint32_t j = 0; j < kTiles; ++j) {
-    Fragment of_a;
-    round_to(of_a, a[j]);
+  for (uint32_t j = 0; j < kTiles; j += 2)
 #pragma unroll
-    for (uint32_t first = j / 4 * 4; first < kTiles; first += 4) {
+    for (uint32_t i = j; i < kTiles; i += 2) {
       uint32_t of_b[4];
-      load_matrices(of_b, b + unit_at<kChunk>(first * 8 + lane, j));
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
-        if (first + i >= j) multiply(c[first + i], of_a, of_b[i]);
+      load_matrices(of_b, b + unit_at<kChunk>((i + lane / 16) * 8 + lane % 8, j + lane / 8 % 2));
+      multiply_f16(c[i], a[j / 2], of_b[0], of_b[1]);
+      multiply_f16(c[i + 1], a[j / 2], of_b[2], of_b[3]);
     }
-  }
 }
 
 template <uint32_t kWidth>
@@ -380,64 +398,81 @@ __global__ void __launch_bounds__(kChainThreads)
     __syncthreads();
     const Stage<kWidth>& stage = stages[(chunk - first_chunk) % 2];
 
-    Fragment of_keys[kTiles] = {}, y[kTiles] = {};
+    const Scales of_m = scales_of(m);
+    Fragment of_keys[kTiles] = {}, of_queries[kTiles] = {};
 #pragma unroll
-    for (uint32_t d = 0; d < kKeyTiles; ++d) {
-      Fragment a;
-      round_to(a, m[d]);
+    for (uint32_t d = 0; d < kKeyTiles; d += 2) {
+      uint32_t a[4];
+      pack(a, m[d], m[d + 1], of_m.by);
 #pragma unroll
-      for (uint32_t first = 0; first < kTiles; first += 4) {
+      for (uint32_t i = 0; i < kTiles; i += 2) {
         uint32_t k[4], q[4];
-        load_matrices(k, stage.vectors[0] + unit_at<kWidth>(first * 8 + lane, d));
-        load_matrices(q, stage.vectors[1] + unit_at<kWidth>(first * 8 + lane, d));
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-          multiply(of_keys[first + i], a, k[i]);
-          multiply(y[first + i], a, q[i]);
-        }
+        const uint32_t at = unit_at<kWidth>((i + lane / 16) * 8 + lane % 8, d + lane / 8 % 2);
+        load_matrices(k, stage.vectors[0] + at);
+        load_matrices(q, stage.vectors[1] + at);
+        multiply_f16(of_keys[i], a, k[0], k[1]);
+        multiply_f16(of_keys[i + 1], a, k[2], k[3]);
+        multiply_f16(of_queries[i], a, q[0], q[1]);
+        multiply_f16(of_queries[i + 1], a, q[2], q[3]);
       }
     }
 #pragma unroll
     for (uint32_t i = 0; i < kTiles; ++i) {
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) {
-        const float decay = stage.decays[0][row_of(i, e)];
+        const float decay = stage.decays[0][row_of(i, e)] * of_m.back[e / 2];
         values[i][e] -= decay * of_keys[i][e];
-        y[i][e] *= decay;
+        of_queries[i][e] *= decay;
       }
     }
-    Fragment news[kTiles] = {};
-    multiply_lower(news, values, stage.pairs[0], lane);
-    multiply_lower(y, news, stage.pairs[1], lane);
+    uint32_t a[kTiles / 2][4];
+    const auto pack_all = [&](const Fragment(&of)[kTiles], const Scales& s) {
+#pragma unroll
+      for (uint32_t i = 0; i < kTiles; i += 2) pack(a[i / 2], of[i], of[i + 1], s.by);
+    };
+    const Scales of_values = scales_of(values);
+    pack_all(values, of_values);
+    Fragment news[kTiles] = {}, seen[kTiles] = {};
+    multiply_lower(news, a, stage.pairs[0], lane);
+#pragma unroll
+    for (uint32_t i = 0; i < kTiles; ++i)
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) news[i][e] *= of_values.back[e / 2];
+    const Scales of_news = scales_of(news);
+    pack_all(news, of_news);
+    multiply_lower(seen, a, stage.pairs[1], lane);
 #pragma unroll
     for (uint32_t i = 0; i < kTiles; ++i)
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) {
         const uint32_t row = first_row + row_of(i, e);
-        if (row < s.n_rows) o.y[uint64_t(row) * p.y_stride + head * kWidth + col + e / 2 * 8] = y[i][e];
+        if (row < s.n_rows)
+          o.y[uint64_t(row) * p.y_stride + head * kWidth + col + e / 2 * 8] =
+              of_queries[i][e] + of_news.back[e / 2] * seen[i][e];
       }
 
 #pragma unroll
-    for (uint32_t i = 0; i < kTiles; ++i) {
+    for (uint32_t i = 0; i < kTiles; ++i)
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) news[i][e] *= stage.decays[1][row_of(i, e)];
-      round_to(news[i], news[i]);
-    }
+    const Scales of_left = scales_of(news);
+    pack_all(news, of_left);
     const float decay = stage.decays[0][kChunk - 1];
 #pragma unroll
-    for (uint32_t first = 0; first < kKeyTiles; first += 4) {
-      Fragment sums[4] = {};
+    for (uint32_t d = 0; d < kKeyTiles; d += 2) {
+      Fragment sums[2] = {};
 #pragma unroll
-      for (uint32_t j = 0; j < kTiles; ++j) {
+      for (uint32_t j = 0; j < kTiles; j += 2) {
         uint32_t k[4];
-        load_matrices_transposed(k, stage.vectors[0] + unit_at<kWidth>(j * 8 + lane % 8, first + lane / 8));
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) multiply(sums[i], news[j], k[i]);
+        load_matrices_transposed(
+            k, stage.vectors[0] + unit_at<kWidth>((j + lane / 8 % 2) * 8 + lane % 8, d + lane / 16));
+        multiply_f16(sums[0], a[j / 2], k[0], k[1]);
+        multiply_f16(sums[1], a[j / 2], k[2], k[3]);
       }
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
+      for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
-        for (uint32_t e = 0; e < 4; ++e) m[first + i][e] = decay * m[first + i][e] + sums[i][e];
+        for (uint32_t e = 0; e < 4; ++e) m[d + i][e] = decay * m[d + i][e] + of_left.back[e / 2] * sums[i][e];
     }
     __syncthreads();
   }
