@@ -476,11 +476,13 @@ class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, c
 
   // Compares the logits after a text and after each of some more tokens. Products of f16 are off by 2^-11 of
   // each factor. The logits sum the results of some thirty products, which moved them by up to 2^-8 of the
-  // largest.
-  static void expect_close(const std::vector<float>& got, const std::vector<float>& expected) {
+  // largest. As in families_test.cpp, four times the tolerance is for models with experts: on an H200, a
+  // rounding exchanged two of qwen35moe's with almost equal scores.
+  void expect_close(const std::vector<float>& got, const std::vector<float>& expected) const {
     float largest = 0;
     for (const float logit : expected) largest = std::max(largest, std::abs(logit));
-    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], largest * 0x1p-6f) << i;
+    const float tolerance = largest * (model_->shape.experts ? 0x1p-4f : 0x1p-6f);
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance) << i;
   }
   // Whether two readings attended to the same entries. If they did not, an entry (or a page) at the threshold
   // of a head was exchanged. Layers after that one read different input and may list different entries.
