@@ -576,8 +576,7 @@ struct Copy {
 // The table of ops. A row contains an op's struct, its name in files, tests, messages and functions, and the
 // backends that implement it. Op, op_name(), and each backend's declarations and dispatch are generated from
 // this table. A backend that a row does not name reports the op as unsupported.
-inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kNotOnCuda = kOnCpu | kOnVulkan,
-                          kOnAll = kOnCpu | kOnCuda | kOnVulkan;
+inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCpu | kOnCuda | kOnVulkan;
 
 #define THIMBLE_OPS(OP)                   \
   OP(Embed, embed, kOnAll)                \
@@ -594,7 +593,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kNotOnCuda = k
   OP(Ssm, ssm, kOnAll)                    \
   OP(GatedNorm, gated_norm, kOnAll)       \
   OP(Gate, gate, kOnAll)                  \
-  OP(HeadLinear, head_linear, kNotOnCuda) \
+  OP(HeadLinear, head_linear, kOnAll)     \
   OP(KvAppend, kv_append, kOnAll)         \
   OP(SinkScore, sink_score, kOnAll)       \
   OP(CisStore, cis_store, kOnAll)         \

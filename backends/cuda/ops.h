@@ -14,8 +14,9 @@ namespace thimble::cuda {
 
 // Most matrices that multiply the same rows in one launch: qkv, z, beta and alpha of a delta_net.
 inline constexpr uint32_t kMostSiblings = 4;
-// The widest heads that there are kernels for.
-inline constexpr uint32_t kMostHeadDim = 512, kMostNarrowHeadDim = 256;
+// The widest rows of keys that there are kernels for, and heads with values of their own: up to
+// kMostNarrowHeadDim channels, or kWideHeadDim.
+inline constexpr uint32_t kMostHeadDim = 576, kWideHeadDim = 512, kMostNarrowHeadDim = 256;
 
 #define THIMBLE_DECLARE_OP(Type, name, backends) void name(const Launch&, const Type&);
 THIMBLE_OPS(THIMBLE_DECLARE_OP)
@@ -44,6 +45,9 @@ void vote(const Launch&, const Vote&, const TokenScore* scored);
 void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);
 // Whether top_k can make these votes; makes_votes() holds.
 bool can_vote(const Launch&, const VoteParams&);
+
+// Whether label has space for the keys of such heads in shared memory.
+bool takes_label(const Card&, uint32_t head_dim);
 
 // Bytes of Launch::scratch that an op needs for such a session; an op without a function here needs none.
 uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  // linear, glu

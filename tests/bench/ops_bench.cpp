@@ -1385,6 +1385,98 @@ Work long_prefill(const Bench& b, Operands& o, bool selecting) {
   return w;
 }
 
+// ---- latent attention: the heads of GLM-4.7-Flash and Moonlight ----
+
+struct Latent {
+  uint32_t heads, query_dim, value_dim;
+  static constexpr uint32_t kRotated = 64, kLatent = 512, kDim = kRotated + kLatent;
+  Attending attending() const { return {1, heads, kDim}; }
+};
+
+AttentionParams latent_params(const Latent& m, uint32_t source, uint32_t view_capacity) {
+  AttentionParams p = attention_params(m.attending(), source, view_capacity, 0);
+  p.y_stride = m.heads * Latent::kLatent;
+  p.rope = {.mode = kRopeList, .pairing = kRopeAdjacent, .n_rot = Latent::kRotated};
+  return p;
+}
+
+// A single row against the pool, or several rows against the view.
+Work latent_attention(const Bench& b, Operands& o, const Latent& m, uint32_t rows, uint32_t entries) {
+  const Attending a = m.attending();
+  const bool pooled = rows == 1;
+  Work w{.model = model_shape(a),
+         .max_rows = rows,
+         .step = {.n_rows = rows, .position = static_cast<int32_t>(entries - rows)},
+         .heads = runs(a, entries - rows, pooled ? 1 : 0)};
+  w.session = session_shape(w.heads, rows, entries);
+  w.sets = pooled ? b.sets(a.entry_bytes() * entries) : 1;
+  std::vector<View> k;
+  for (uint32_t i = 0; i < w.sets; ++i) k.push_back(o.halves(uint64_t(entries) * a.dh));
+  const View q = o.floats(uint64_t(rows) * a.width()),
+             y = o.bytes(uint64_t(rows) * m.heads * Latent::kLatent * 4),
+             ml = o.bytes(uint64_t(rows) * m.heads * 8), table = o.rope(entries, Latent::kRotated);
+  const AttentionParams p = latent_params(m, pooled ? kFromPool : kFromView, entries);
+  w.op = [=](Recorder& r, uint32_t set) { r.record(Attention{q, {k[set]}, {}, {}, table, {}, y, ml, p}); };
+  if (pooled)
+    w.bytes = static_cast<double>(a.entry_bytes() * entries);
+  else
+    w.flop = attention_flop({a, rows, entries}) * (Latent::kDim + Latent::kLatent) / (2.0 * Latent::kDim);
+  return w;
+}
+
+// Queries to the latent channels, or what heads attended to from there to their values.
+Work latent_heads(const Bench& b, Operands& o, const Latent& m, uint32_t rows, DType type, bool of_values) {
+  const uint32_t in = of_values ? Latent::kLatent : m.query_dim - Latent::kRotated,
+                 out = of_values ? m.value_dim : Latent::kLatent, copied = of_values ? 0 : Latent::kRotated;
+  const uint64_t weight_bytes = dtype_bytes(type, uint64_t(m.heads) * out * in);
+  Work w{.model = model_shape(m.attending()),
+         .session = {.chunk = rows, .view_capacity = 64},
+         .max_rows = rows,
+         .step = {.n_rows = rows},
+         .sets = b.sets(weight_bytes)};
+  std::vector<Weight> weights;
+  for (uint32_t i = 0; i < w.sets; ++i) weights.push_back(o.weight(type, m.heads * out, in));
+  const HeadLinearParams p{.heads = m.heads,
+                           .in_cols = in,
+                           .out_cols = out,
+                           .copied = copied,
+                           .x_stride = m.heads * (in + copied),
+                           .x_head_stride = in + copied,
+                           .y_stride = m.heads * (copied + out),
+                           .y_head_stride = copied + out,
+                           .w_first = 0,
+                           .w_head_rows = out,
+                           .transposed = 0};
+  const View x = o.floats(uint64_t(rows) * p.x_stride), y = o.bytes(uint64_t(rows) * p.y_stride * 4);
+  w.op = [=](Recorder& r, uint32_t set) { r.record(HeadLinear{x, weights[set], y, p}); };
+  w.bytes = static_cast<double>(weight_bytes) + 4.0 * rows * (p.x_stride + p.y_stride);
+  w.flop = 2.0 * rows * m.heads * in * out;
+  return w;
+}
+
+void latent_cases(Bench& b, std::vector<Case>& cases) {
+  constexpr Latent kGlm{20, 256, 256}, kMoonlight{16, 192, 128};
+  const auto add_attention = [&](const std::string& name, const Latent& m, uint32_t rows, uint32_t entries) {
+    cases.push_back({"latent attention " + std::to_string(rows) + (rows == 1 ? " row, " : " rows, ") +
+                         std::to_string(entries) + " entries, " + name,
+                     [&b, m, rows, entries](Operands& o) {
+                       return latent_attention(b, o, m, b.rows(rows), b.entries(entries));
+                     }});
+  };
+  for (const uint32_t entries : {4096u, 16384u, 65536u, 131072u}) add_attention("glm", kGlm, 1, entries);
+  add_attention("moonlight", kMoonlight, 1, 65536);
+  for (const uint32_t rows : {64u, 512u, 2048u}) add_attention("glm", kGlm, rows, 16384);
+  add_attention("moonlight", kMoonlight, 2048, 16384);
+  for (const uint32_t rows : {1u, 8u, 64u, 1024u})
+    for (const bool of_values : {false, true})
+      cases.push_back({std::string("head_linear ") + std::to_string(rows) +
+                           (of_values ? " rows, values, q4_K" : " rows, keys, q8_0"),
+                       [&b, rows, of_values, kGlm](Operands& o) {
+                         return latent_heads(b, o, kGlm, b.rows(rows),
+                                             of_values ? DType::kQ4_K : DType::kQ8_0, of_values);
+                       }});
+}
+
 int usage() {
   std::fprintf(stderr, "usage: ops_bench DEVICE [--small] [--json] [CASE...]\n");
   return 2;
@@ -1420,6 +1512,7 @@ int run(int count, char** words) {
   mixture_cases(bench, cases);
   reading_cases(bench, cases);
   writing_cases(bench, cases);
+  latent_cases(bench, cases);
   cases.push_back({kPrefillSelecting, [&](Operands& o) { return long_prefill(bench, o, true); }});
   cases.push_back({kPrefillDense, [&](Operands& o) { return long_prefill(bench, o, false); }});
   bool all_ran = true;

@@ -60,7 +60,8 @@ class HeadLinears : public OpTest {
         const size_t to = size_t(row) * p.y_stride + head * p.y_head_stride;
         for (uint32_t i = 0; i < c.copied; ++i) ASSERT_EQ(got[to + i], from[c.in + i]) << "copied " << i;
         for (uint32_t o = 0; o < c.out; ++o) {
-          const Product want = product(plain, head * c.out + o, from, c.in, 0, 0, false, double{c.scale});
+          const Product want = product(plain, head * c.out + o, from, c.in, 0, 0,
+                                       rounds_heads(max_rows, c.transposed), double{c.scale});
           ASSERT_NEAR(got[to + c.copied + o], want.sum, want.tolerance)
               << "row " << row << ", head " << head << ", output " << o;
         }
@@ -76,7 +77,8 @@ THIMBLE_OP_TESTS(HeadLinears);
 
 TEST_P(HeadLinears, MultiplyEachHeadByItsMatrix) {
   Random random;
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K})
+  for (const DType type :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K})
     for (const bool transposed : {false, true}) {
       if (is_variation() && type != DType::kQ8_0) continue;
       const uint32_t block = std::max(dtype_info(type).block, 32u);

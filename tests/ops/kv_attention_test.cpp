@@ -743,7 +743,7 @@ class KvAttention : public KvOps {
     else
       run_view(c, store, x, list, table, y, max_rows, p, of_sinks);
     const auto got = get<float>(y);
-    const bool f16 = !pooled && attends_in_f16();
+    const bool f16 = pooled ? attends_to_pool_in_f16(c.latent) : attends_in_f16();
     // A capped logit is rounded by 2^-22 of the cap, which doubles in its weight.
     const double tolerance =
         attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor) + double{c.cap} * 0x1p-21;
@@ -999,6 +999,32 @@ TEST_P(KvAttention, TakesValuesFromTheKeys) {
                   .sinks = true},
                  source);
   check_latent({.group = 4, .dh = 80, .entries = 60, .rows = 2, .rotation = narrow, .indices = {7, 50}});
+  check_latent({.group = 20, .dh = 576, .entries = 60, .rows = 2, .rotation = wide, .indices = {7, 50}});
+  // Several passes over the view, and several blocks and tiles.
+  check_latent({.group = 20, .dh = 576, .entries = 300, .rows = 40, .rotation = wide, .capacity = 130});
+  for (const uint32_t group : {16u, 20u}) {
+    check_latent({.group = group, .dh = 576, .entries = smaller(9000, 900), .rows = 1, .rotation = wide},
+                 kFromPool);
+    if (HasFatalFailure()) return;
+  }
+  for (const uint32_t source : {kFromView, kFromPool})
+    check_latent({.group = 20,
+                  .dh = 576,
+                  .entries = 300,
+                  .rows = 1,
+                  .rotation = {.pairing = kRopeHalves, .n_rot = 64},
+                  .window = 170,
+                  .cap = 20,
+                  .sinks = true},
+                 source);
+  check_latent({.kv_heads = 2,
+                .group = 18,
+                .dh = 576,
+                .rows = 1,
+                .rotation = wide,
+                .unequal = {smaller(3000, 300), 9}},
+               kFromPool);
+  check_latent({.kv_heads = 3, .group = 5, .dh = 576, .rows = 7, .rotation = wide, .unequal = {64, 300, 0}});
 }
 
 // Logits reach 60 here, so caps of 2 and 20 bend them and one of 1000 hardly does.

@@ -169,8 +169,11 @@ TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
                              Case{16, 1, 64, {kRopeOriginal, kRopeAdjacent, 40, 1.19}},
                              Case{4, 7, 80, {kRopeList, kRopeHalves, 80}}, Case{1, 8, 256, {kRopeList}},
                              Case{16, 7, 96, {kRopeOriginal, kRopeHalves, 96}}};
-  if (!GetParam().starts_with("cuda") && takes_heads_of(576))
-    cases.push_back({16, 5, 576, {kRopeOriginal, kRopeHalves, 512}});  // cuda has no kernel for them
+  if (takes_heads_of(576)) {
+    cases.push_back({16, 5, 576, {kRopeOriginal, kRopeHalves, 512}});
+    cases.push_back({16, 4, 576, {kRopeList}});
+    cases.push_back({8, 20, 576, {kRopeOriginal, kRopeAdjacent, 64}});
+  }
   if (!GetParam().starts_with("cuda"))
     for (const uint32_t mode : {kRopeList, kRopeOriginal})
       cases.push_back({4, 3, 64, weighted({mode, kRopeHalves, 64}, 64)});

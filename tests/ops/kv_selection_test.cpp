@@ -254,8 +254,8 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
     if (!GetParam().starts_with("cuda"))
       cases.push_back(
           {2, 3, 80, rows, weighted({kRopeList, kRopeHalves, 64}, 80), static_cast<int32_t>(rows + 11), 33});
-  if (!GetParam().starts_with("cuda") && takes_heads_of(576))  // cuda has no kernel for them
-    for (const uint32_t group : {1u, 8u})
+  if (takes_heads_of(576))
+    for (const uint32_t group : {1u, 8u, 20u})
       cases.push_back({1, group, 576, group == 1 ? 33u : 1u, {kRopeList, kRopeHalves, 512}, 5000, 100});
   for (const ScoreCase& c : cases) {
     SCOPED_TRACE(::testing::Message() << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh

@@ -165,6 +165,10 @@ TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
   expect_labels({4, 128, {1500}, 60, original}, std::vector<uint32_t>(60, 1));
   if (!GetParam().starts_with("cuda"))
     expect_labels({4, 16, {70, 131}, 9, weighted(original, 16)}, {0, 1, 1, 0, 0, 1, 0, 0, 1});
+  Label wide{};
+  wide.p.head_dim = 576;
+  if (takes_heads_of(576) && device().supports(wide))
+    expect_labels({20, 576, {70, 131}, 9, {kRopeOriginal, kRopeAdjacent, 64}}, {0, 1, 1, 0, 0, 1, 0, 0, 1});
   const uint32_t most_group = GetParam().starts_with("cuda") ? 16 : 130;
   expect_labels({most_group, 16, {3}, 2, original}, {0, 1});
 }

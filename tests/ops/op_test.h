@@ -211,17 +211,22 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   // on tensor cores, which multiply 16-bit numbers and add in f32. In programs of several rows, except for
   // rows of logits, its linear and glu round W to f16, and x after a power of two has scaled its row's
   // largest magnitude to 2^14 or more; an exact linear does not. Attention to the view rounds the
-  // rotated and scaled q, the rotated k, the weights and v to f16. On CUDA, delta_net of kRoundedDeltaRows or
-  // more rows rounds the operands of its products to 11 bits. Everything else is f32 on every device.
+  // rotated and scaled q, the rotated k, the weights and v to f16. On CUDA, so does attention to the pool if
+  // values are channels of the keys; delta_net of kRoundedDeltaRows or more rows, and head_linear in programs
+  // of more than kExactHeadRows rows or with transposed matrices, round the operands of their products to 11
+  // bits. Everything else is f32 on every device.
+  bool is_cuda() const { return GetParam().starts_with("cuda"); }
   bool has_tensor_cores() const { return view_element_bytes_ == 2; }
   uint32_t view_element_bytes() const { return view_element_bytes_; }
   bool rounds_to_f16(uint32_t max_rows, uint32_t rows = kStepRows, bool exact = false) const {
     return !exact && has_tensor_cores() && max_rows > 1 && rows == kStepRows;
   }
   bool attends_in_f16() const { return has_tensor_cores(); }
-  static constexpr uint32_t kRoundedDeltaRows = 16;
-  bool rounds_delta(uint32_t rows) const {
-    return GetParam().starts_with("cuda") && rows >= kRoundedDeltaRows;
+  bool attends_to_pool_in_f16(bool latent) const { return is_cuda() && latent; }
+  static constexpr uint32_t kRoundedDeltaRows = 16, kExactHeadRows = 8;
+  bool rounds_delta(uint32_t rows) const { return is_cuda() && rows >= kRoundedDeltaRows; }
+  bool rounds_heads(uint32_t max_rows, bool transposed) const {
+    return is_cuda() && (max_rows > kExactHeadRows || transposed);
   }
 
   // An operand with these values. run() fails if an op changes it.

@@ -288,7 +288,6 @@ TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfRereadEntries) {
     for (const uint32_t rows : {1u, 17u, 75u})
       for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
         if (!takes_heads_of(dh)) return;
-        if (dh > 256 && GetParam().starts_with("cuda")) return;  // it has no kernel for them
         SCOPED_TRACE(::testing::Message() << rows << " rows");
         expect_scores({.held = {rows, rows + 2, rows + 4, rows + 90},
                        .rows = rows,

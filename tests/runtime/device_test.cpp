@@ -545,11 +545,9 @@ std::vector<std::tuple<std::string, const char*>> families_of_devices(
   std::vector<std::tuple<std::string, const char*>> all;
   for (const DeviceInfo& info : list_devices()) {
     if (info.name == "cpu" || !info.usable) continue;
-    const std::set<std::string> lacks = info.name.starts_with("cuda")
-                                            ? std::set<std::string>{"falconh1", "deepseek2"}
-                                            : std::set<std::string>();
+    const bool has_ssm = !info.name.starts_with("cuda");
     for (const char* family : first)
-      if (!lacks.contains(family)) all.emplace_back(info.name, family);
+      if (has_ssm || family != std::string("falconh1")) all.emplace_back(info.name, family);
     if (info.software) continue;
     for (const char* family : others) all.emplace_back(info.name, family);
   }

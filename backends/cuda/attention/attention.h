@@ -5,12 +5,19 @@
 
 namespace thimble::cuda {
 
-// kFromView: causal attention of a step's rows to the view that kv_view made. head_dim is at most 256, or 512.
+// kFromView: causal attention of a step's rows to the view that kv_view made. head_dim is at most 256, or
+// 512.
 void attend_view(const Launch&, const Attention&);
 uint64_t attend_view_scratch(const ModelShape&, const SessionShape&, const Card&);
 
 // kFromPool: attention of a single row to the pool itself; keys are gathered and rotated on the fly.
 void attend_pool(const Launch&, const Attention&);
 uint64_t attend_pool_scratch(const ModelShape&, const SessionShape&, const Card&);
+
+// The same if values are channels of the keys (latent_tiles.cuh). takes_latent() says which of these
+// rows there are kernels for.
+void attend_pool_latent(const Launch&, const Attention&);
+uint64_t attend_pool_latent_scratch(const ModelShape&, const SessionShape&, const Card&);
+bool takes_latent(const AttentionParams&);
 
 }  // namespace thimble::cuda

@@ -1,6 +1,7 @@
 // attention of a single row to the pool. Each warp attends to a share of the list with a running maximum and
 // sum, a block combines its warps, and a second kernel combines the blocks of a head. With a short list the
 // kernel is a chain of waits, so it loads as early as possible.
+#include "backends/cuda/attention/attended.cuh"
 #include "backends/cuda/attention/attention.h"
 #include "backends/cuda/attention/pool_rows.cuh"
 #include "backends/cuda/head_blocks.cuh"
@@ -152,18 +153,6 @@ struct Parts {
   __device__ static uint32_t first(const HeadBlocks& own, uint32_t group, uint32_t query_head) {
     return own.first * group + query_head * own.count;
   }
-};
-
-// The number of entries that a head of this op attends to. `heads`: the op's rows of the head table, from
-// first_head on. If the list is made later in the program, this is its largest possible length.
-struct Attended {
-  const HeadState* heads;
-  uint32_t n_rows, most;
-  __device__ Attended(const StepParams& s, const HeadState* table, const AttentionParams& p, bool has_list)
-      : heads(table + p.first_head), n_rows(s.n_rows), most(has_list ? p.list_capacity - 1 : ~0u) {
-    if (p.window) most = min(most, p.window);
-  }
-  __device__ uint32_t operator()(uint32_t head) const { return min(heads[head].n_entries + n_rows, most); }
 };
 
 // Combines the peaks and sums of several parts and computes the factor of each part's output. A factor of 0
@@ -702,11 +691,13 @@ static void attend(const Launch& l, const Attention& op) {
 }
 
 void attend_pool(const Launch& l, const Attention& op) {
+  if (!op.v) return attend_pool_latent(l, op);
   with_format(op.k.type, [&]<typename Format>(Format) { attend<Format>(l, op); });
 }
 
-uint64_t attend_pool_scratch(const ModelShape& m, const SessionShape&, const Card& card) {
-  return uint64_t(most_pool_blocks(m, card)) * kMostPoolHeads * (m.head_dim + 2) * sizeof(float);
+uint64_t attend_pool_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {
+  const uint64_t parts = uint64_t(most_pool_blocks(m, card)) * kMostPoolHeads;
+  return std::max(parts * (m.head_dim + 2) * sizeof(float), attend_pool_latent_scratch(m, s, card));
 }
 
 }  // namespace thimble::cuda

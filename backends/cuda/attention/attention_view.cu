@@ -338,6 +338,16 @@ uint64_t attend_view_scratch(const ModelShape& m, const SessionShape&, const Car
   return part_out_bytes(most, m.head_dim) + most * sizeof(float2);
 }
 
+// Everything but the kernel works on values alone.
+static void attend_latent_view(const Launch& l, ViewAttention o) {
+  const AttentionParams p = o.p;
+  const LatentTiling t = latent_tiling(l, p);
+  o.p.head_dim = p.head_dim - p.rope.n_rot;
+  attend_in_parts(l, o, t.vectors, t.keys, [&](const ViewAttention& in_parts, uint32_t blocks) {
+    attend_latent(l, in_parts, p, blocks);
+  });
+}
+
 void attend_view(const Launch& l, const Attention& op) {
   const uint32_t dh = op.p.head_dim;
   const ViewAttention o{.p = op.p,
@@ -357,6 +367,7 @@ void attend_view(const Launch& l, const Attention& op) {
                         .part_out = nullptr,
                         .part_ml = nullptr,
                         .row_index = data<uint32_t>(op.row_index)};
+  if (!op.v) return attend_latent_view(l, o);
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
   if (wgmma_attends(l, o))

@@ -45,6 +45,14 @@ constexpr uint32_t wgmma_keys(uint32_t head_dim) { return head_dim == 256 ? 64 :
 bool wgmma_attends(const Launch&, const ViewAttention&);
 void attend_wgmma(const Launch&, const ViewAttention&, uint32_t blocks);
 
+// The kernel for values that are channels of the keys (attention_view_latent.cu): its tiles, and its launch.
+// head_dim of the operands is the width of a value, and p is that of the op.
+struct LatentTiling {
+  uint32_t vectors, keys;
+};
+LatentTiling latent_tiling(const Launch&, const AttentionParams& p);
+void attend_latent(const Launch&, const ViewAttention&, const AttentionParams& p, uint32_t blocks);
+
 // One KV head in this pass. kIndexed: rows state the list index of their own entries, and there is no window.
 template <bool kIndexed = false>
 struct ViewPass {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "backends/checks.h"
+#include "backends/cuda/attention/attention.h"
 #include "backends/cuda/host/card_memory.h"
 #include "backends/cuda/host/cuda_stream.h"
 #include "backends/cuda/host/measure.h"
@@ -92,48 +93,47 @@ uint64_t free_bytes(int index, uint64_t total) {
 }
 
 // Rows of the pool are read in units of 16 bytes.
-// Every op takes heads of so many channels.
-bool takes_narrow_heads_of(uint32_t head_dim) { return head_dim <= kMostNarrowHeadDim && head_dim % 8 == 0; }
-// Attention and the ops that move keys and values also take the widest heads.
-bool takes_heads_of(uint32_t head_dim) { return takes_narrow_heads_of(head_dim) || head_dim == kMostHeadDim; }
+bool takes_rows_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
+// Whether attention takes heads of so many channels with values of their own.
+bool takes_heads_of(uint32_t head_dim) {
+  return takes_rows_of(head_dim) && (head_dim <= kMostNarrowHeadDim || head_dim == kWideHeadDim);
+}
 
 // Whether an op has a kernel for its types and parameters.
 struct TakesTypes {
+  const Card& card;
+
   static bool takes(const KvArray& a, uint32_t head_dim) {
-    return has_kv_format(a.type) && takes_heads_of(head_dim);
+    return has_kv_format(a.type) && takes_rows_of(head_dim);
   }
-  // Arrays of one layer have one format; a chunk may be empty. All these ops need values of their own.
+  // Arrays of one layer have one format; those of values and of a chunk may be empty.
   static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
-  bool operator()(const KvAppend& op) const {
-    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v);
-  }
+  bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
   bool operator()(const KvView& op) const {
-    return op.pool_v && takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) &&
-           alike(op.pool_k, op.chunk_k) && alike(op.pool_k, op.chunk_v);
+    return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
+           alike(op.pool_k, op.chunk_v);
   }
   bool operator()(const Attention& op) const {
     const bool rows_are_halves = op.p.source != kFromView || op.k.type == DType::kF16;
-    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves;
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves &&
+           (op.v ? takes_heads_of(op.p.head_dim) : takes_latent(op.p));
   }
   bool operator()(const KvCompact& op) const {
-    return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
            alike(op.k, op.chunk_v);
   }
-  bool operator()(const KvMerge& op) const { return op.v && takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
-  bool operator()(const TokenScore& op) const {
-    return takes(op.k, op.p.head_dim) && takes_narrow_heads_of(op.p.head_dim);
-  }
+  bool operator()(const KvMerge& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
+  bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const {  // f16 bounds would round those of other formats
-    return op.k.type == DType::kF16 && takes_heads_of(op.p.head_dim);
+    return op.k.type == DType::kF16 && takes_rows_of(op.p.head_dim);
   }
-  bool operator()(const PageScore& op) const { return takes_narrow_heads_of(op.p.head_dim); }
+  bool operator()(const PageScore& op) const { return takes_rows_of(op.p.head_dim); }
   bool operator()(const Label& op) const {
-    return takes(op.k, op.p.head_dim) && takes_narrow_heads_of(op.p.head_dim) && alike(op.k, op.chunk_k);
+    return takes(op.k, op.p.head_dim) && takes_label(card, op.p.head_dim) && alike(op.k, op.chunk_k);
   }
   bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k); }
   bool operator()(const QueryScore& op) const {
-    const bool fits = op.p.kind != kQueryRows || takes_narrow_heads_of(op.p.head_dim);
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k) && fits;
+    return takes(op.k, op.p.head_dim) && alike(op.k, op.chunk_k);
   }
   template <typename Any>
   bool operator()(const Any&) const {
@@ -179,18 +179,15 @@ class CudaDevice : public Device {
 
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     constexpr uint32_t kMostGroup = 16, kMostChunk = 65535;  // a grid has at most 65535 rows
-    if (!takes_heads_of(m.head_dim) || m.heads > kMostGroup * m.kv_heads)
+    // Latent keys may serve any number of query heads. Others of this width are refused with their op.
+    const bool is_latent = m.head_dim == kMostHeadDim;
+    if (!is_latent && (!takes_heads_of(m.head_dim) || m.heads > kMostGroup * m.kv_heads))
       return error(
           Code::kUnsupported,
           "the model has heads of %u and %u query heads to %u KV heads; cuda takes heads of a "
           "multiple of 8, at most %u, or of %u, and at most %u query heads to a KV head: use --device "
           "cpu",
-          m.head_dim, m.heads, m.kv_heads, kMostNarrowHeadDim, kMostHeadDim, kMostGroup);
-    if (s.positions && !takes_narrow_heads_of(m.head_dim))
-      return error(
-          Code::kUnsupported,
-          "the model has heads of %u channels; with a selection, cuda takes at most %u: use --device cpu",
-          m.head_dim, kMostNarrowHeadDim);
+          m.head_dim, m.heads, m.kv_heads, kMostNarrowHeadDim, kWideHeadDim, kMostGroup);
     if (s.chunk > kMostChunk)
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);
@@ -263,7 +260,7 @@ class CudaDevice : public Device {
   }
 
   bool supports(const Op& op) const override {
-    return has_op(op, kOnCuda) && !weighs_queries(op) && std::visit(TakesTypes(), op);
+    return has_op(op, kOnCuda) && !weighs_queries(op) && std::visit(TakesTypes{state_->card}, op);
   }
 
   Result<Rates> measure() override {

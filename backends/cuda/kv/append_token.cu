@@ -27,7 +27,7 @@ template <typename Format>
 __global__ void __launch_bounds__(kNormThreads)
     norm_append_kernel(const StepParams* step, HeadNorms n, KvAppendTask<Format> append) {
   release_successor();
-  __shared__ float keys[kNormThreads / kWarp][kMostHeadDim];
+  __shared__ float keys[kNormThreads / kWarp][kWideHeadDim];
   const StepParams s = *step;
   append.prepare(s, blockIdx.x);
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp,
@@ -35,10 +35,10 @@ __global__ void __launch_bounds__(kNormThreads)
   const bool is_key = head < n.k_heads, is_head = head < n.k_heads + n.q_heads;
   float* const own = is_key ? n.k + head * n.head_dim : n.q + (head - n.k_heads) * n.head_dim;
   const float* const weight = is_key ? n.k_weight : n.q_weight;
-  float weights[kMostHeadDim / kWarp], x[kMostHeadDim / kWarp], sum = 0;
+  float weights[kWideHeadDim / kWarp], x[kWideHeadDim / kWarp], sum = 0;
   const auto for_each_channel = [&](const auto& see) {
 #pragma unroll
-    for (uint32_t i = 0; i < kMostHeadDim / kWarp; ++i)
+    for (uint32_t i = 0; i < kWideHeadDim / kWarp; ++i)
       if (i * kWarp + lane < n.head_dim) see(i, i * kWarp + lane);
   };
   for_each_channel([&](uint32_t i, uint32_t c) { weights[i] = weight[c]; });

@@ -16,7 +16,7 @@ struct KvAppendTask {
   const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* qkv;
-  Unit *k, *v;
+  Unit *k, *v;  // v: null if values are channels of the keys
   int32_t* pos;
   uint32_t* saturated;
   uint64_t first_entry = 0;  // index of the head's first new row
@@ -74,14 +74,14 @@ struct KvAppendTask {
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t c = min(first + i * kWarp, p.head_dim - 1);
         x[i] = p.rope.mode == kRopeOriginal ? rotated(key, c, static_cast<uint32_t>(position)) : key[c];
-        y[i] = value[c];
+        y[i] = v ? value[c] : 0;
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t c = first + i * kWarp;
         if (c >= p.head_dim) break;
         Format::store(k_to, c, x[i], beyond);
-        Format::store(v_to, c, y[i], beyond);
+        if (v) Format::store(v_to, c, y[i], beyond);
       }
     }
     if (__any_sync(~0u, beyond)) {

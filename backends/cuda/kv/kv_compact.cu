@@ -76,7 +76,7 @@ __device__ void move_column(const EntryList& list, uint32_t n_entries, Unit* poo
 }
 
 struct Columns {
-  void *k, *v;
+  void *k, *v;  // v: null if values are channels of the keys
   const void *chunk_k, *chunk_v;
   uint32_t *pos, *cis;
   const uint32_t *chunk_pos, *chunk_cis;
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t n_entries = c.chunk_k ? state.n_entries : ~0u;  // entries in the pool
   const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
-  if (blockIdx.x < 2 * slices) {
+  const uint32_t of_rows = c.v ? 2 * slices : slices;
+  if (blockIdx.x < of_rows) {
     constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
     const bool is_v = blockIdx.x >= slices;
     const uint32_t stride = row_bytes / sizeof(Vector);
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     move_column<kWidth>(list, n_entries, pool + in_pool * stride, chunk + in_chunk * stride, stride,
                         blockIdx.x % slices * kWidth);
   } else {
-    const bool is_cis = blockIdx.x > 2 * slices;
+    const bool is_cis = blockIdx.x > of_rows;
     uint32_t* pool = is_cis ? c.cis : c.pos;
     if (pool)
       move_column<1>(list, n_entries, pool + in_pool, (is_cis ? c.chunk_cis : c.chunk_pos) + in_chunk, 1, 0);
@@ -122,7 +123,7 @@ void kv_compact(const Launch& l, const KvCompact& op) {
        {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
     alignment |= reinterpret_cast<uint64_t>(address);
   const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
-  const dim3 blocks(2 * slices + 2, op.p.heads);
+  const dim3 blocks((c.v ? 2 : 1) * slices + 2, op.p.heads);
   launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
          kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, row_bytes, slices);
   l.rewritten->push_back(op.k.values);

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   const HeadState state = heads[p.first_head + blockIdx.y];
   const Tail tail = find_tail(s, state, pos + state.first);
   if (tail.count == 0) return;
-  if (blockIdx.x < 2 * slices) {
+  if (blockIdx.x + 1 < gridDim.x) {
     constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
     const uint32_t stride = row_bytes / sizeof(Vector);
     merge_column<kWidth>(tail, (blockIdx.x < slices ? k : v) + uint64_t(state.first) * stride, stride,
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Vector>
 void merge(const Launch& l, const KvMerge& op, uint32_t row_bytes) {
   const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
-  launch(l, kv_merge_kernel<Vector>, dim3(2 * slices + 1, op.p.heads), kThreads, 0, l.step,
+  launch(l, kv_merge_kernel<Vector>, dim3((op.v ? 2 : 1) * slices + 1, op.p.heads), kThreads, 0, l.step,
          l.heads + op.p.head_state, op.p, data<Vector>(op.k.values), data<Vector>(op.v.values),
          data<uint32_t>(op.cis), data<int32_t>(op.pos), row_bytes, slices);
 }

@@ -1,4 +1,5 @@
-// kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
+// kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index. If
+// values are channels of the keys, their arrays and their view are null.
 #include "backends/cuda/kv_format.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
@@ -59,8 +60,9 @@ __global__ void __launch_bounds__(256)
     const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, state, head0 + h, entry));
     own[h].bits = Format::halves(from[unit]);
     if (rotates && halves) other[h].bits = Format::halves(from[partner]);
-    value[h].bits =
-        Format::halves(reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit]);
+    if (view_v)
+      value[h].bits =
+          Format::halves(reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit]);
   }
   bool any = false;
 #pragma unroll
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(256)
     }
     const uint64_t to = (uint64_t(head0 + h) * p.view_capacity + row) * units + unit;
     view_k[to] = own[h].bits;
-    view_v[to] = value[h].bits;
+    if (view_v) view_v[to] = value[h].bits;
   }
 }
 
@@ -126,7 +128,7 @@ __global__ void view_pairs_kernel(const StepParams* step, const HeadState* state
   for (const uint32_t c : {c0, c1}) {
     if (c >= p.head_dim) continue;
     if (!rotates) view_k[to + c] = Format::load_half(from_k, c);
-    view_v[to + c] = Format::load_half(from_v, c);
+    if (view_v) view_v[to + c] = Format::load_half(from_v, c);
   }
 }
 

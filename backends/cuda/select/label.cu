@@ -424,6 +424,12 @@ __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
 
 }  // namespace
 
+bool takes_label(const Card& card, uint32_t head_dim) {
+  constexpr size_t kOthers = 1 << 10;  // the kernels' other arrays in shared memory
+  const auto width = static_cast<uint32_t>(round_up(head_dim, kDepth));
+  return Tiles::bytes(width) + kOthers <= card.shared_bytes;
+}
+
 uint64_t label_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
   return s.labels ? Scratch(s.chunk, m.heads, m.head_dim).end : 0;
 }

@@ -14,43 +14,44 @@ constexpr uint32_t kVectors = 16, kOfWarp = kVectors / kWarps;
 // Stride between channels, chosen so that lanes use different banks
 constexpr uint32_t kKeyStride = kQueryScoreTile + 1;
 static_assert(kQueryScoreTile == 2 * kWarp);
+// The pairs of channels of a slice. Heads of up to 256 channels are one slice.
+constexpr uint32_t kWidePairs = 96;
+__host__ __device__ constexpr uint32_t slice_pairs(uint32_t head_dim) {
+  return head_dim <= kMostNarrowHeadDim ? head_dim / 2 : kWidePairs;
+}
 
-// The queries and entries of one KV head for several rows, and the block's shared memory.
+// The queries and entries of one KV head for several rows, and the block's shared memory, which holds a slice
+// of their channels at a time.
 template <typename Format>
 struct Rows : QueryHead {
-  float* queries;  // [kVectors][head_dim]
-  float* keys;     // [head_dim][kKeyStride]
+  uint32_t pairs, slice;  // of a head, and of a slice
+  float* queries;         // [kVectors][2 * slice]
+  float* keys;            // [2 * slice][kKeyStride]
 
   __device__ Rows(const StepParams& s, const HeadState* heads, const QueryScoreParams& params,
                   const QueryScoreArrays& arrays, float* shared)
-      : QueryHead(s, heads, params, arrays), queries(shared), keys(shared + kVectors * p.head_dim) {}
+      : QueryHead(s, heads, params, arrays),
+        pairs(p.head_dim / 2),
+        slice(slice_pairs(p.head_dim)),
+        queries(shared),
+        keys(shared + kVectors * 2 * slice) {}
 
-  // Loads the rotated keys of a tile, with zeros after the span.
-  __device__ void read_keys(uint32_t tile) const {
-    const uint32_t pairs = p.head_dim / 2;
-    for (uint32_t i = threadIdx.x; i < kQueryScoreTile * pairs; i += kThreads) {
-      const uint32_t number = i / pairs, pair = i % pairs, index = tile * kQueryScoreTile + number;
-      const uint2 c = channels(pair);
-      float2 x{0, 0};
-      if (index < span.count) {
-        x = {Format::load(key<Format>(index), c.x), Format::load(key<Format>(index), c.y)};
-        if (p.rope.mode == kRopeList && pair < a.rope.pairs)
-          x = turned(x, a.rope.angle(entry_of(span, index), pair));
-      }
-      keys[c.x * kKeyStride + number] = x.x;
-      keys[c.y * kKeyStride + number] = x.y;
-    }
-  }
-
-  // Calls each(vector, logits) for the warp's vectors and the loaded keys; the lane has two entries.
+  // Calls each(vector, logits) for the warp's vectors and the keys of a tile; the lane has two entries.
   template <typename Each>
-  __device__ void each_vector(const Each& each) const {
+  __device__ void each_vector(uint32_t tile, const Each& each) const {
     for (uint32_t first = 0; first < vectors(); first += kVectors) {
-      __syncthreads();
-      read_queries(first);
-      __syncthreads();
-      float logits[kOfWarp][2];
-      multiply(logits);
+      float logits[kOfWarp][2] = {};
+      for (uint32_t from = 0; from < pairs; from += slice) {
+        __syncthreads();
+        if (first == 0 || slice < pairs) read_keys(tile, from);
+        read_queries(first, from);
+        __syncthreads();
+        multiply(min(slice, pairs - from), logits);
+      }
+      if (p.cap != 0)
+#pragma unroll
+        for (uint32_t j = 0; j < kOfWarp; ++j)
+          for (float& logit : logits[j]) logit = soft_cap(logit, p.cap);
       for (uint32_t j = 0; j < kOfWarp; ++j) {
         const uint32_t vector = first + threadIdx.x / kWarp + j * kWarps;
         if (vector >= vectors()) break;
@@ -60,46 +61,65 @@ struct Rows : QueryHead {
   }
 
  private:
+  // Where the channels `c` of pair `pair` are stored of a slice from pair `from` on.
+  __device__ uint2 places(uint2 c, uint32_t pair, uint32_t from) const {
+    return slice == pairs ? c : uint2{2 * (pair - from), 2 * (pair - from) + 1};
+  }
+
+  // Loads the rotated keys of a tile, with zeros after the span.
+  __device__ void read_keys(uint32_t tile, uint32_t from) const {
+    const uint32_t count = min(slice, pairs - from);
+    for (uint32_t i = threadIdx.x; i < kQueryScoreTile * count; i += kThreads) {
+      const uint32_t number = i / count, pair = from + i % count, index = tile * kQueryScoreTile + number;
+      const uint2 c = channels(pair), to = places(c, pair, from);
+      float2 x{0, 0};
+      if (index < span.count) {
+        x = {Format::load(key<Format>(index), c.x), Format::load(key<Format>(index), c.y)};
+        if (p.rope.mode == kRopeList && pair < a.rope.pairs)
+          x = turned(x, a.rope.angle(entry_of(span, index), pair));
+      }
+      keys[to.x * kKeyStride + number] = x.x;
+      keys[to.y * kKeyStride + number] = x.y;
+    }
+  }
+
   // Loads rotated and scaled queries from vector `first` on, with zeros after the last.
-  __device__ void read_queries(uint32_t first) const {
-    const uint32_t pairs = p.head_dim / 2;
-    for (uint32_t i = threadIdx.x; i < kVectors * pairs; i += kThreads) {
-      const uint32_t v = i / pairs, pair = i % pairs, vector = first + v;
-      const uint2 c = channels(pair);
+  __device__ void read_queries(uint32_t first, uint32_t from) const {
+    const uint32_t count = min(slice, pairs - from);
+    for (uint32_t i = threadIdx.x; i < kVectors * count; i += kThreads) {
+      const uint32_t v = i / count, pair = from + i % count, vector = first + v;
+      const uint2 c = channels(pair), to = places(c, pair, from);
       float2 x{0, 0};
       if (vector < vectors()) {
         x = query(vector, c);
         const uint32_t position = query_position(step, span, vector / p.group, p.rope.mode);
         if (pair < a.rope.pairs) x = turned(x, a.rope.angle(position, pair));
       }
-      queries[v * p.head_dim + c.x] = x.x;
-      queries[v * p.head_dim + c.y] = x.y;
+      queries[v * 2 * slice + to.x] = x.x;
+      queries[v * 2 * slice + to.y] = x.y;
     }
   }
 
-  // The logits of the lane's entries for the warp's queries: warp, warp + kWarps, ... of those loaded.
-  __device__ void multiply(float (&logits)[kOfWarp][2]) const {
+  // Adds the products of `count` pairs to the logits of the lane's entries for the warp's queries: warp, warp
+  // + kWarps, ... of those loaded.
+  __device__ void multiply(uint32_t count, float (&logits)[kOfWarp][2]) const {
     const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-#pragma unroll
-    for (uint32_t j = 0; j < kOfWarp; ++j) logits[j][0] = logits[j][1] = 0;
 #pragma unroll 4
-    for (uint32_t c = 0; c < p.head_dim; ++c) {
+    for (uint32_t c = 0; c < 2 * count; ++c) {
       const float key = keys[c * kKeyStride + lane], other = keys[c * kKeyStride + lane + kWarp];
 #pragma unroll
       for (uint32_t j = 0; j < kOfWarp; ++j) {
-        const float x = queries[(warp + j * kWarps) * p.head_dim + c];
+        const float x = queries[(warp + j * kWarps) * 2 * slice + c];
         logits[j][0] += x * key;
         logits[j][1] += x * other;
       }
     }
-    if (p.cap == 0) return;
-#pragma unroll
-    for (uint32_t j = 0; j < kOfWarp; ++j)
-      for (float& logit : logits[j]) logit = soft_cap(logit, p.cap);
   }
 };
 
-uint32_t shared_bytes(uint32_t head_dim) { return (kVectors + kKeyStride) * head_dim * sizeof(float); }
+uint32_t shared_bytes(uint32_t head_dim) {
+  return (kVectors + kKeyStride) * 2 * slice_pairs(head_dim) * sizeof(float);
+}
 
 // Grid: (sum, KV head). Computes the sums over the block's tiles.
 template <typename Format>
@@ -113,9 +133,7 @@ __global__ void __launch_bounds__(kThreads)
                  end = min(begin + each, query_tiles(span));
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t tile = begin; tile < end; ++tile) {
-    __syncthreads();
-    rows.read_keys(tile);
-    rows.each_vector([&](uint32_t vector, const float(&logits)[2]) {
+    rows.each_vector(tile, [&](uint32_t vector, const float(&logits)[2]) {
       const uint32_t seen = entries_seen(span, vector / p.group), at = tile * kQueryScoreTile + lane;
       LogSum own = kNoSum;
       if (at < seen) add(own, logits[0]);
@@ -162,9 +180,8 @@ __global__ void __launch_bounds__(kThreads) score_entries(const StepParams* step
                  end = rows.span.sinks + rows.span.scored;
   for (uint32_t tile = blockIdx.x; tile * kQueryScoreTile < end; tile += gridDim.x) {
     float scores[2] = {-kInfinity, -kInfinity};
-    __syncthreads();
-    rows.read_keys(tile);
-    rows.each_vector([&](uint32_t vector, const float(&logits)[2]) {
+    __syncthreads();  // of_warps is no longer read
+    rows.each_vector(tile, [&](uint32_t vector, const float(&logits)[2]) {
       const float sum = *rows.sums(vector);
       for (uint32_t i = 0; i < 2; ++i) {
         const float log_weight = logits[i] - sum;

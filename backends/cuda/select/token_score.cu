@@ -27,7 +27,8 @@ static __global__ void sum_queries_kernel(const StepParams* step, const HeadStat
                                           const float* q, const GateState* gate, Rope rope, float* sums) {
   begin_kernel();
   if (scored_units(*step, heads[blockIdx.x / p.group], 1) == 0 || selection_cached(gate)) return;
-  __shared__ float own_sums[kMeanThreads];  // [blockDim.y][head_dim]
+  static_assert(kMostHeadDim >= kMeanThreads);
+  __shared__ float own_sums[kMostHeadDim];  // [blockDim.y][head_dim]
   const uint32_t rows = step->n_rows, slice_rows = (rows + gridDim.y - 1) / gridDim.y, c = threadIdx.x;
   const uint32_t first = blockIdx.y * slice_rows, end = min(first + slice_rows, rows);
   const float* own_q = q + (p.first_head * p.group + blockIdx.x) * p.head_dim;
@@ -48,16 +49,21 @@ static __global__ void sum_queries_kernel(const StepParams* step, const HeadStat
 // may be combined in any order, so a lane loads whole chunks of 8 of a row: t, t + 4, ... with t = lane % 4;
 // its queries' channels are in the same order. A lane copies only the chunks that it reads itself, so no lane
 // waits for another.
-constexpr uint32_t kTileKeys = 16, kStages = 3;
+constexpr uint32_t kTileKeys = 16;
 
 // kChunks per lane: head_dim is at most 32 * kChunks. If shared memory holds 16 warps, 128 KiB of keys are in
 // flight at 128 channels; a multiprocessor of an H200 needs about 40. With 12 warps, top_k's blocks would fit
 // on the same multiprocessors, but the attention after them would take 12 us instead of 6, for unknown
 // reasons.
+// Rows of 576 channels take 36 KiB per warp with two stages, of which every card has space for two warps.
 template <uint32_t kChunks>
-constexpr uint32_t kMostWarps = kChunks <= 4 ? 16 : 8;
+constexpr uint32_t kMostWarps = kChunks <= 4   ? 16
+                                : kChunks <= 8 ? 8
+                                               : 4;
 template <uint32_t kChunks>
-constexpr uint32_t kWarpBytes = kStages * 2 * kChunks* kWarp * sizeof(uint4);
+constexpr uint32_t kStages = kChunks <= 8 ? 3 : 2;
+template <uint32_t kChunks>
+constexpr uint32_t kWarpBytes = kStages<kChunks> * 2 * kChunks* kWarp * sizeof(uint4);
 
 // Channel c of a query, scaled, from a single row or from the sums of slices.
 struct Queries {
@@ -117,7 +123,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
                        Queries queries, const typename Format::Unit* k, const GateState* gate, Rope rope,
                        float* all_scores, LogSum* parts, bool keys_stay) {
   release_successor();
-  constexpr uint32_t kFours = kHeads / 4;
+  constexpr uint32_t kFours = kHeads / 4, kStages = cuda::kStages<kChunks>;
   extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
   auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
@@ -269,13 +275,14 @@ static void score(const Launch& l, const TokenScore& op) {
   float* sums = nullptr;
   if (l.max_rows > 1) {
     sums = reinterpret_cast<float*>(l.scratch + score_parts_bytes(uint64_t(parts.each) * p.heads * passes));
-    launch(l, sum_queries_kernel, dim3(queries, slices), dim3(p.head_dim, kMeanThreads / p.head_dim), 0,
-           l.step, parts.heads, p, data<float>(op.q), gate, rope, sums);
+    launch(l, sum_queries_kernel, dim3(queries, slices),
+           dim3(p.head_dim, std::max(1u, kMeanThreads / p.head_dim)), 0, l.step, parts.heads, p,
+           data<float>(op.q), gate, rope, sums);
   }
-  // A multiple of 4, because a multiprocessor has four schedulers.
+  // A multiple of 4 if possible, because a multiprocessor has four schedulers.
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
-  const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
-  const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
+  const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks>;
+  const uint32_t warps = std::min(kMostWarps<kChunks>, fit < 4 ? fit : fit / 4 * 4);
   launch(l, token_score_kernel<Format, kChunks, kHeads>, dim3(parts.each, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, parts.heads, p,
          Queries{data<float>(op.q), sums, slices}, data<typename Format::Unit>(op.k.values), gate, rope,
@@ -296,8 +303,10 @@ void token_score_before_vote(const Launch& l, const TokenScore& op) {
       score<Format, 2>(l, op);
     else if (op.p.head_dim <= 128)
       score<Format, 4>(l, op);
-    else
+    else if (op.p.head_dim <= 256)
       score<Format, 8>(l, op);
+    else
+      score<Format, kMostHeadDim / kWarp>(l, op);
   });
 }
 
