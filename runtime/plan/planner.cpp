@@ -245,10 +245,10 @@ static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Dimensions& d = plan.dimensions;
-  // The size of recorded programs, measured on the CPU: 27 to 38 KiB for each layer, 2.2 KiB more for every
-  // further pass over the view, and up to 4 KiB more if the session watches.
-  const uint64_t program_bytes_per_layer = (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) +
-                                           (o.watch ? 4 << 10 : 0) + (o.draft == Draft::kNone ? 0 : 10 << 10);
+  // Ops of a layer in all recorded programs, measured on the CPU: 72 to 101, 6 more for every further pass
+  // over the view, and up to 11 more if the session watches.
+  const uint64_t ops_of_layer =
+      98 + plan.dimensions.view_passes * 11 + (o.watch ? 11 : 0) + (o.draft == Draft::kNone ? 0 : 27);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
          (d.most_waiting + d.most_recent + again_rows(o)) * sizeof(int32_t) +
          d.state_slots * sizeof(Snapshot) + (o.draft == Draft::kLookup ? Lookup::planned_bytes() : 0) +
@@ -258,7 +258,7 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
          store_bytes(model, plan) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + 2 * sizeof(uint32_t)) +
          plan.dimensions.divisions.size() * plan.dimensions.runs.size() * sizeof(HeadRun) +
-         (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
+         (uint64_t(model.shape.layers) + 1) * ops_of_layer * sizeof(Op);
 }
 
 namespace {
