@@ -19,9 +19,7 @@ namespace {
 constexpr uint32_t kDim = 8, kRowBytes = kDim * 2;
 // The second run is one whose entries are not stored.
 RecallStore::Shape shape(uint32_t pages, bool in_file) {
-  return {.runs = {{.head_dim = kDim}, {}, {.head_dim = 2 * kDim}},
-          .pages = pages,
-          .in_file = in_file};
+  return {.runs = {{.head_dim = kDim}, {}, {.head_dim = 2 * kDim}}, .pages = pages, .in_file = in_file};
 }
 
 // Entries of a run, with rows that differ.
