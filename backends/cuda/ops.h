@@ -46,6 +46,8 @@ void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* score
 // Whether top_k can make these votes; makes_votes() holds.
 bool can_vote(const Launch&, const VoteParams&);
 
+// Whether attention has kernels for such rows, whose values are channels of the keys.
+bool takes_latent(const AttentionParams&);
 // Whether label has space for the keys of such heads in shared memory.
 bool takes_label(const Card&, uint32_t head_dim);
 

@@ -14,10 +14,8 @@ uint64_t attend_view_scratch(const ModelShape&, const SessionShape&, const Card&
 void attend_pool(const Launch&, const Attention&);
 uint64_t attend_pool_scratch(const ModelShape&, const SessionShape&, const Card&);
 
-// The same if values are channels of the keys (latent_tiles.cuh). takes_latent() says which of these
-// rows there are kernels for.
+// The same if values are channels of the keys (latent_tiles.cuh), and takes_latent() holds.
 void attend_pool_latent(const Launch&, const Attention&);
 uint64_t attend_pool_latent_scratch(const ModelShape&, const SessionShape&, const Card&);
-bool takes_latent(const AttentionParams&);
 
 }  // namespace thimble::cuda

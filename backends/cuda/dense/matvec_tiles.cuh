@@ -24,7 +24,7 @@
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/dense/matvec_formats.cuh"
 #include "backends/cuda/dense/route.cuh"
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/shared_memory.cuh"
 

@@ -11,7 +11,6 @@
 #include <string>
 
 #include "backends/checks.h"
-#include "backends/cuda/attention/attention.h"
 #include "backends/cuda/host/card_memory.h"
 #include "backends/cuda/host/cuda_stream.h"
 #include "backends/cuda/host/measure.h"

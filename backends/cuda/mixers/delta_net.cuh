@@ -1,7 +1,7 @@
 // What the kernels of delta_net share. Device side, but for delta_steps() and delta_chunks().
 #pragma once
 
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {

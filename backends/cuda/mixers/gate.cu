@@ -1,5 +1,5 @@
 // gate: multiplies each channel by the sigmoid of a number. A thread takes a channel, or four.
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {

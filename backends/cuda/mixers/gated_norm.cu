@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "backends/cuda/dense/row_sum.cuh"
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {

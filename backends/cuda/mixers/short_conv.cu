@@ -3,7 +3,7 @@
 // memory.
 #include <iterator>
 
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {

@@ -1,6 +1,6 @@
 // ssm: Mamba-2, row by row. Columns of a state are independent, so a block takes 32 of them, and holds its
 // part of the state in registers while it goes through the rows.
-#include "backends/cuda/mixers/gate.cuh"
+#include "backends/cuda/gate.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
