@@ -130,8 +130,9 @@ class Session {
   struct Run {
     Work work = Work::kNone;
     Step step;
-    bool waiting = false;  // kChunk: the rows are waiting tokens
-    bool logits = false;   // kChunk: the tail gives the logits of the last row
+    bool waiting = false;           // kChunk: the rows are waiting tokens
+    bool logits = false;            // kChunk: the tail gives the logits of the last row
+    uint32_t saturated_before = 0;  // kAhead: the device's count of saturated numbers
     // kChunk, kUpkeep: the waiting scores are computed next, and then the pool is compacted.
     bool then_evicts = false;
     double seconds = 0;  // that it took so far

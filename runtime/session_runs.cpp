@@ -26,6 +26,8 @@ Status Session::go_on() {
   while (run_.work != Work::kNone) {
     THIMBLE_TRY(finish_run());
     const Run done = std::exchange(run_, {});
+    // The rows are counted when they are read again.
+    if (done.work == Work::kAhead) THIMBLE_TRY(engine_->set_saturated(done.saturated_before));
     if (done.work == Work::kDraft) {
       THIMBLE_LET(alone, must_run_alone(done));
       if (alone) {
@@ -205,7 +207,8 @@ Status Session::recall_ahead() {
     engine_->set_tokens(std::span(state_.waiting).first(rows));
     Step step = new_rows(engine_->chunk_program(rows), rows);
     step.last = engine_->tail();
-    THIMBLE_TRY(start({.work = Work::kAhead, .step = step}));
+    THIMBLE_LET(saturated, engine_->saturated());
+    THIMBLE_TRY(start({.work = Work::kAhead, .step = step, .saturated_before = saturated}));
   }
   return engine_->recall(state_);
 }

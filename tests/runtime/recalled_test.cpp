@@ -359,6 +359,25 @@ TEST(Recalled, AFileThatFailsEndsTheStore) {
   EXPECT_EQ(must(session->stats()).stored, 0u);
 }
 
+// A question is read twice, and its numbers beyond the range of halves are counted once.
+TEST(Recalled, CountsSaturatedNumbersOnce) {
+  Seeded one;
+  one.layers = 1;
+  one.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name.ends_with("attn_k.weight"))
+      for (size_t i = 0; i < 32; ++i) values[9 * 32 + i] *= 60'000;
+  };
+  const SeededModel m = seeded_model(one);
+  SessionOptions o = with_store(48);
+  const auto session = open_session(m.model, o);
+  o.recall_mem = o.recall = 0;
+  const auto without = open_session(m.model, o);
+  for (Session* s : {session.get(), without.get()}) read(*s, seeded_tokens(260));
+  EXPECT_GT(session->state().recalled[0], 0u);
+  EXPECT_GT(must(without->stats()).saturated, 0u);
+  EXPECT_EQ(must(session->stats()).saturated, must(without->stats()).saturated);
+}
+
 // Options in pairs: the plan is kept, recalled entries fit into their part, positions ascend, and a saved
 // session continues alike.
 TEST(Recalled, WorksWithOtherOptions) {
