@@ -149,14 +149,14 @@ class Engine {
   const RecallStore* store() const { return store_ ? &*store_ : nullptr; }
   RecallStore* store() { return store_ ? &*store_ : nullptr; }
   bool holds_stored() const { return store_ && !store_->empty(); }
-  // Brings the pages of the store back into the runs for which the queries of the latest tokens vote, or those
-  // of the tokens read ahead, in place of those that came back before. After Interrupted, another call
+  // Brings the pages of the store back into the runs for which the queries of the latest tokens vote, or
+  // those of the tokens read ahead, in place of those that came back before. After Interrupted, another call
   // continues.
   Status recall(SequenceState&);
-  // Continues with the store's pages in a file, which were checked.
-  Status restore_store(std::span<const uint32_t> counts, std::span<const std::byte> saved);
   // Takes all entries that came from the store out of the runs. The store still has them.
   Status put_back(SequenceState&);
+  // Returns `done`. If the store's file could not be read, the session first goes on without it.
+  Status check_store(const Status& done, SequenceState&);
 
   // ---- a smaller pool ----
 

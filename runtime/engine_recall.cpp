@@ -48,8 +48,10 @@ Status Engine::without_store(const Status& why) {
                why.message().c_str());
 }
 
-Status Engine::restore_store(std::span<const uint32_t> counts, std::span<const std::byte> saved) {
-  return store_ ? store_->restore(counts, saved) : Status();
+Status Engine::check_store(const Status& done, SequenceState& state) {
+  if (done.ok() || !store_ || !store_->failed()) return done;
+  THIMBLE_TRY(put_back(state));
+  return without_store(done);
 }
 
 Status Engine::recall(SequenceState& state) {
@@ -70,12 +72,7 @@ Status Engine::recall(SequenceState& state) {
                      .scale = model_->attention_scale,
                      .rope = rope_params(setting_, m, layout_, layer),
                      .alike = !plan_.options.recalls_per_head()});
-    const Status exchanged = exchange(layer, segment++, state);
-    if (exchanged.code() == Code::kIo) {
-      THIMBLE_TRY(put_back(state));
-      return without_store(exchanged);
-    }
-    THIMBLE_TRY(exchanged);
+    THIMBLE_TRY(check_store(exchange(layer, segment++, state), state));
   }
   return {};
 }

@@ -90,13 +90,14 @@ Status Session::rewind(uint64_t position) {
 
 Result<std::unique_ptr<Session>> Session::clone() {
   THIMBLE_TRY(begin(Call::kNone, {}));
-  THIMBLE_LET(twin, engine_->clone(state_));
+  auto twin = engine_->clone(state_);
+  THIMBLE_TRY(engine_->check_store(twin.status(), state_));
   std::unique_ptr<Drafter> drafter;
   if (drafter_) {
     THIMBLE_LET(its_drafter, drafter_->clone());
     drafter = std::move(its_drafter);
   }
-  std::unique_ptr<Session> session(new Session(std::move(twin), std::move(drafter), state_));
+  std::unique_ptr<Session> session(new Session(std::move(*twin), std::move(drafter), state_));
   session->pace_ = pace_;
   // If the pool was made smaller, the clone gets only the held entries, and no queries.
   if (plan().released) session->state_.attended = Attended::kUnknown;

@@ -135,7 +135,8 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
       }
     return store ? store->save(out) : Status();
   };
-  return write_session_file(session, note, body_bytes(arrays), write_body, write);
+  return engine_->check_store(write_session_file(session, note, body_bytes(arrays), write_body, write),
+                              state_);
 }
 
 uint64_t Session::body_bytes(std::span<const Engine::Array> arrays) const {
@@ -244,16 +245,20 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   return std::string(file.held_text, std::find(file.held_text, std::end(file.held_text), '\0'));
 }
 
-// Continues from a file that was checked. Only the device can fail. The session is then empty.
+// Continues from a file that was checked. The store's temporary file is written first, because this can fail.
+// After that only the device can fail. The session is then empty.
 Status Session::take(SessionFile& file, std::span<const Engine::Array> arrays) {
+  RecallStore* const store = engine_->store();
+  const std::span<const std::byte> pages = file.body.subspan(bytes_of(arrays));
+  std::optional<ScratchFile> rows;
+  if (store) THIMBLE_SET(rows, store->file_of(file.store_pages, pages));
   THIMBLE_TRY(reset());
   const std::byte* from = file.body.data();
   for (const Engine::Array& array : arrays) {
     if (array.kind != Engine::Array::kWithoutRoom) THIMBLE_TRY(engine_->device().write(array.view, from));
     from += array.view.bytes;
   }
-  const size_t body_left = static_cast<size_t>(file.body.data() + file.body.size() - from);
-  THIMBLE_TRY(engine_->restore_store(file.store_pages, {from, body_left}));
+  if (store) store->restore(file.store_pages, pages, std::move(rows));
   THIMBLE_TRY(engine_->set_saturated(static_cast<uint32_t>(file.sequence.saturated)));
   file.sequence.forget_snapshots_without_slot();
   state_.restore(file.sequence, file.sampler);

@@ -94,6 +94,7 @@ void RecallStore::close() {
   clear();
   file_.reset();
   closed_ = true;
+  failed_ = false;
 }
 
 Status RecallStore::copy_from(const RecallStore& from) {
@@ -118,20 +119,31 @@ Status RecallStore::copy_from(const RecallStore& from) {
 }
 
 Result<std::byte*> RecallStore::rows(size_t run, uint32_t slot) const {
-  const uint64_t at = rows_at(run, slot);
-  if (!file_) return memory_.data() + at;
-  THIMBLE_TRY(file_->read(at, buffer_.data(), rows_bytes(run)));
-  if (static_cast<uint32_t>(checksum(buffer_.data(), rows_bytes(run))) != pages_of(run)[slot].sum)
-    return error(Code::kIo, "the temporary file of evicted entries was changed");
-  return buffer_.data();
+  std::byte* const rows = place_for_rows(run, slot);
+  if (!file_) return rows;
+  Status read = file_->read(rows_at(run, slot), rows, rows_bytes(run));
+  if (read.ok() && sum_of(run, rows) != pages_of(run)[slot].sum)
+    read = error(Code::kIo, "the temporary file of evicted entries was changed");
+  failed_ |= !read.ok();
+  THIMBLE_TRY(read);
+  return rows;
 }
 
 // Writes the rows of a page that are not yet where they belong.
 Status RecallStore::write_rows(size_t run, uint32_t slot, const std::byte* rows) {
   if (!file_) return {};
-  pages_of(run)[slot].sum = static_cast<uint32_t>(checksum(rows, rows_bytes(run)));
-  file_end_ = std::max(file_end_, rows_at(run, slot) + rows_bytes(run));
+  note_rows(run, slot, rows);
   return file_->write(rows_at(run, slot), rows, rows_bytes(run));
+}
+
+// Notes what the file has as the rows of a page.
+void RecallStore::note_rows(size_t run, uint32_t slot, const std::byte* rows) {
+  pages_of(run)[slot].sum = sum_of(run, rows);
+  file_end_ = std::max(file_end_, rows_at(run, slot) + rows_bytes(run));
+}
+
+uint32_t RecallStore::sum_of(size_t run, const std::byte* rows) const {
+  return static_cast<uint32_t>(checksum(rows, rows_bytes(run)));
 }
 
 float* RecallStore::summary(size_t run, uint32_t slot) const {
@@ -193,13 +205,11 @@ Status RecallStore::add(size_t run, const Entries& entries) {
     if (slot == kNoSlot) continue;
     Page& page = pages_of(run)[slot];
     page.score = std::max(page.score, score);
-    std::byte* k = file_ ? buffer_.data() : nullptr;
-    if (page.held || !file_) {
-      THIMBLE_LET(already, rows(run, slot));
-      k = already;
-    } else {
-      std::fill(buffer_.begin(), buffer_.end(), std::byte{});
-    }
+    std::byte* const k = place_for_rows(run, slot);
+    if (page.held)
+      THIMBLE_TRY(rows(run, slot));
+    else  // nothing of an earlier page gets into saved files
+      std::fill_n(k, rows_bytes(run), std::byte{});
     std::byte* const v = k + kRecallPage * key_bytes;
     for (size_t n = i; n < end; ++n) {
       const uint32_t place = static_cast<uint32_t>(positions[n]) % kRecallPage;
@@ -263,6 +273,7 @@ uint64_t RecallStore::saved_bytes(std::span<const uint32_t> counts) const {
 const char* RecallStore::fault(std::span<const uint32_t> counts, std::span<const std::byte> saved,
                                uint64_t read, std::span<const uint32_t> recalled) const {
   for (size_t run = 0; run < runs_.size(); ++run) {
+    if (counts[run] && !shape_.runs[run].head_dim) return "its store has pages of a head that has none";
     int64_t before = -1;
     uint32_t in_pool = 0;
     for (uint32_t i = 0; i < counts[run]; ++i) {
@@ -280,8 +291,25 @@ const char* RecallStore::fault(std::span<const uint32_t> counts, std::span<const
   return nullptr;
 }
 
-Status RecallStore::restore(std::span<const uint32_t> counts, std::span<const std::byte> saved) {
+Result<std::optional<ScratchFile>> RecallStore::file_of(std::span<const uint32_t> counts,
+                                                        std::span<const std::byte> saved) const {
+  if (!shape_.in_file) return std::optional<ScratchFile>();
+  THIMBLE_LET(file, ScratchFile::create());
+  for (size_t run = 0; run < runs_.size(); ++run)
+    for (uint32_t i = 0; i < counts[run]; ++i) {
+      saved = saved.subspan(sizeof(Page) + summary_bytes(run));
+      THIMBLE_TRY(file.write(rows_at(run, i), saved.data(), rows_bytes(run)));
+      saved = saved.subspan(rows_bytes(run));
+    }
+  return std::optional(std::move(file));
+}
+
+void RecallStore::restore(std::span<const uint32_t> counts, std::span<const std::byte> saved,
+                          std::optional<ScratchFile> rows) {
   clear();
+  file_ = std::move(rows);
+  file_end_ = 0;
+  closed_ = failed_ = false;
   const auto take = [&](void* to, uint64_t bytes) {
     std::memcpy(to, saved.data(), bytes);
     saved = saved.subspan(bytes);
@@ -292,13 +320,11 @@ Status RecallStore::restore(std::span<const uint32_t> counts, std::span<const st
       order_of(run)[i] = i;
       take(&pages_of(run)[i], sizeof(Page));
       take(summary(run, i), summary_bytes(run));
-      std::byte* const rows = file_ ? buffer_.data() : memory_.data() + rows_at(run, i);
-      take(rows, rows_bytes(run));
-      THIMBLE_TRY(write_rows(run, i, rows));
+      take(place_for_rows(run, i), rows_bytes(run));
+      if (file_) note_rows(run, i, buffer_.data());
       entries_ += static_cast<uint32_t>(std::popcount(pages_of(run)[i].held));
     }
   }
-  return {};
 }
 
 }  // namespace thimble

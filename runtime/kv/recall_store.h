@@ -3,7 +3,7 @@
 // others are still in the pool.
 //
 // A file has the rows of keys and values; memory has everything else. If the file fails or was changed, the
-// store is closed: it is empty and takes nothing more.
+// store is closed: it is empty and takes nothing more, until it is restored.
 //
 // All runs have room for equally many pages. If a run's pages are full, the page with the lowest score goes.
 #pragma once
@@ -67,6 +67,8 @@ class RecallStore {
   void clear();
   // Ends the use of the store.
   void close();
+  // Whether reading the file failed, so that the store must be closed.
+  bool failed() const { return failed_; }
   Status copy_from(const RecallStore&);
   Status add(size_t run, const Entries&);
 
@@ -80,8 +82,12 @@ class RecallStore {
   // saved_bytes() says.
   const char* fault(std::span<const uint32_t> counts, std::span<const std::byte> saved, uint64_t read,
                     std::span<const uint32_t> recalled) const;
-  // Continues with pages that were checked.
-  Status restore(std::span<const uint32_t> counts, std::span<const std::byte> saved);
+  // A new file with the rows of such pages, which were checked; none for a store in memory.
+  Result<std::optional<ScratchFile>> file_of(std::span<const uint32_t> counts,
+                                             std::span<const std::byte> saved) const;
+  // Continues with these pages and the file that file_of() made.
+  void restore(std::span<const uint32_t> counts, std::span<const std::byte> saved,
+               std::optional<ScratchFile>);
   std::span<const uint32_t> counts() const { return counts_; }
 
   // The pages of a run, by ascending number.
@@ -117,9 +123,15 @@ class RecallStore {
     return kRecallPage * (runs_[run].key_bytes + runs_[run].value_bytes);
   }
   uint64_t rows_at(size_t run, uint32_t slot) const { return runs_[run].rows + slot * rows_bytes(run); }
-  // The keys of a page, [16][row], followed by its values; with a file, in the buffer until the next call.
+  // Where a page's keys, [16][row], are in memory, followed by its values: with a file, in the buffer until
+  // another page's are.
+  std::byte* place_for_rows(size_t run, uint32_t slot) const {
+    return shape_.in_file ? buffer_.data() : memory_.data() + rows_at(run, slot);
+  }
+  uint32_t sum_of(size_t run, const std::byte* rows) const;
   Result<std::byte*> rows(size_t run, uint32_t slot) const;
   Status write_rows(size_t run, uint32_t slot, const std::byte* rows);
+  void note_rows(size_t run, uint32_t slot, const std::byte* rows);
   void summarise(size_t run, uint32_t slot, const float* key);
   uint32_t slot_for(size_t run, int32_t number, float score);
 
@@ -131,6 +143,7 @@ class RecallStore {
   mutable std::vector<std::byte> buffer_;  // the rows of one page
   uint64_t entries_ = 0, file_end_ = 0;
   bool closed_ = false;
+  mutable bool failed_ = false;
 };
 
 template <typename Write>

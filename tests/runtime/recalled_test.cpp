@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 
 #include "tests/support/reference_model.h"
@@ -332,31 +334,79 @@ TEST(Recalled, RefusesWhatCannotBe) {
   EXPECT_NE(refusal(o).find("local cannot be 0"), std::string::npos);
 }
 
-// What a file cannot hold or give back is one clear error. The session goes on without its store, and what it
-// says is what a session says that never had one.
+// A session whose store is in a file, of one layer, so that entries do not depend on what was recalled
+// before.
+struct WithFile {
+  SessionOptions options = with_store(48);
+  std::shared_ptr<const Model> model;
+  std::unique_ptr<Session> session;
+  std::vector<int32_t> text = seeded_tokens(260);
+
+  WithFile() {
+    Seeded one;
+    one.layers = 1;
+    model = seeded_model(one).model;
+    options.recall_mem = 0;
+    options.recall_disk = 1 << 20;
+    session = open_session(model, options);
+    read(*session, text);
+    const std::vector<int32_t> more = generate(*session, 3);
+    text.insert(text.end(), more.begin(), more.end());
+    EXPECT_GT(session->state().recalled[0], 0u);
+  }
+  void damage() {
+    RecallStore& store = *session->store();
+    const std::vector<std::byte> zeros(store.file_end());
+    must(store.file()->write(0, zeros.data(), zeros.size()));
+  }
+  void expect_end_of_store(const Status& failed) {
+    EXPECT_EQ(failed.code(), Code::kIo);
+    EXPECT_EQ(failed.message(),
+              "the temporary file of evicted entries was changed; the session goes on without its store of "
+              "evicted entries");
+    for (const uint32_t recalled : session->state().recalled) EXPECT_EQ(recalled, 0u);
+    EXPECT_EQ(must(session->stats()).stored, 0u);
+  }
+};
+
+// What a file cannot give back is one clear error. The session goes on without its store, and what it says is
+// what a session says that never had one.
 TEST(Recalled, AFileThatFailsEndsTheStore) {
-  SessionOptions o = with_store(48);
-  o.recall_mem = 0;
-  o.recall_disk = 1 << 20;
-  const std::vector<int32_t> text = seeded_tokens(260);
-  const auto session = open_session(seeded_model().model, o);
-  EXPECT_LE(session->plan().store_file, o.recall_disk);
-  read(*session, text);
-  generate(*session, 3);
-  EXPECT_GT(session->state().recalled[0], 0u);
-  RecallStore& store = *session->store();
-  const std::vector<std::byte> zeros(store.file_end());
-  must(store.file()->write(0, zeros.data(), zeros.size()));
+  WithFile f;
+  EXPECT_LE(f.session->plan().store_file, f.options.recall_disk);
+  f.damage();
   Status failed;
-  for (int i = 0; i < 20 && failed.ok(); ++i) failed = session->step().status();
-  EXPECT_EQ(failed.code(), Code::kIo);
-  EXPECT_EQ(failed.message(),
-            "the temporary file of evicted entries was changed; the session goes on without its store of "
-            "evicted entries");
-  for (const uint32_t recalled : session->state().recalled) EXPECT_EQ(recalled, 0u);
-  generate(*session, 60);
-  read(*session, seeded_tokens(100, 64, 3));
-  EXPECT_EQ(must(session->stats()).stored, 0u);
+  for (int i = 0; i < 20; ++i) {
+    const Result<int32_t> token = f.session->step();
+    failed = token.status();
+    if (!token.ok()) break;
+    f.text.push_back(*token);
+  }
+  f.expect_end_of_store(failed);
+  f.text.push_back(must(f.session->step()));  // chosen by logits from before
+
+  f.options.recall_disk = f.options.recall = 0;
+  const auto without = open_session(f.model, f.options);
+  read(*without, std::span(f.text).first(260));
+  for (size_t i = 260; i < f.text.size(); ++i) must(without->accept(f.text[i]));
+  EXPECT_EQ(kept(*f.session), kept(*without));
+  EXPECT_EQ(generate(*f.session, 60), generate(*without, 60));
+  EXPECT_EQ(read(*f.session, seeded_tokens(100, 64, 3)), read(*without, seeded_tokens(100, 64, 3)));
+}
+
+TEST(Recalled, AFileThatFailsCanNeitherBeSavedNorCloned) {
+  WithFile saved, cloned;
+  saved.damage();
+  saved.expect_end_of_store(saved.session->save([](const void*, size_t) { return Status(); }, {}));
+  cloned.damage();
+  cloned.expect_end_of_store(cloned.session->clone().status());
+  const auto copy = open_session(saved.model, saved.options);
+  restore(*copy, save(*saved.session));
+  const auto twin = must(cloned.session->clone());
+  const Outcome expected = go_on(*saved.session);
+  EXPECT_EQ(go_on(*cloned.session), expected);
+  EXPECT_EQ(go_on(*twin), expected);
+  EXPECT_EQ(must(copy->stats()).stored, 0u);
 }
 
 // A question is read twice, and its numbers beyond the range of halves are counted once.
@@ -376,6 +426,32 @@ TEST(Recalled, CountsSaturatedNumbersOnce) {
   EXPECT_GT(session->state().recalled[0], 0u);
   EXPECT_GT(must(without->stats()).saturated, 0u);
   EXPECT_EQ(must(session->stats()).saturated, must(without->stats()).saturated);
+}
+
+// Restoring a session gives it its store back, even if its file had failed. Without room for a new file,
+// nothing changes.
+TEST(Recalled, RestoringNeedsANewFile) {
+  SessionOptions o = with_store(48);
+  o.recall_mem = 0;
+  o.recall_disk = 1 << 20;
+  const auto session = open_session(seeded_model().model, o), copy = open_session(seeded_model().model, o);
+  read(*session, seeded_tokens(260));
+  const SessionBytes saved = save(*session);
+  read(*copy, seeded_tokens(150, 64, 3));
+  const SessionBytes before = save(*copy);
+  if (std::filesystem::is_directory("/proc")) {  // where nobody can make a file
+    const char* const folder = std::getenv("TMPDIR");
+    const std::string old = folder ? folder : "/tmp";
+    setenv("TMPDIR", "/proc", 1);
+    EXPECT_EQ(copy->restore(lend(saved), "saved").status().code(), Code::kIo);
+    setenv("TMPDIR", old.c_str(), 1);
+  }
+  EXPECT_EQ(save(*copy), before);
+  copy->store()->close();
+  restore(*copy, saved);
+  EXPECT_EQ(copy->store()->file_end(), session->store()->file_end());
+  EXPECT_EQ(go_on(*copy), go_on(*session));
+  EXPECT_GT(session->state().recalled[0], 0u);
 }
 
 // Options in pairs: the plan is kept, recalled entries fit into their part, positions ascend, and a saved
