@@ -5,6 +5,7 @@
 #include <cstring>
 
 #ifndef _WIN32
+#include <fcntl.h>
 #include <sys/types.h>
 #include <unistd.h>
 #endif
@@ -26,7 +27,11 @@ Result<ScratchFile> ScratchFile::create() {
   std::error_code none;
   std::filesystem::path folder = std::filesystem::temp_directory_path(none);
   std::string name = (none ? std::filesystem::path("/tmp") : folder) / "thimble-XXXXXX";
+#ifdef __APPLE__
   const int descriptor = mkstemp(name.data());
+#else
+  const int descriptor = mkostemp(name.data(), O_CLOEXEC);
+#endif
   if (descriptor >= 0) {
     ::unlink(name.c_str());
     scratch.file_ = File(::fdopen(descriptor, "w+b"));
