@@ -176,10 +176,11 @@ void add_policy_flags(CLI::App& app, Settings& s) {
         ->group(store);
   };
   add_size("--recall-mem", o.recall_mem_bytes,
-           "Keep evicted entries in so much memory, in addition to --mem-budget; a question calls back those "
-           "that it needs (default: none)");
+           "Keep evicted entries in so much memory for each session or slot, in addition to --mem-budget; a "
+           "question calls back those that it needs. Not with --local 0 or latent attention (default: none)");
   add_size("--recall-disk", o.recall_disk_bytes,
-           "Keep them in a temporary file of at most this size instead (default: none)");
+           "Keep them in a temporary file of at most this size instead, in $TMPDIR; on a tmpfs it takes "
+           "memory (default: none)");
   app.add_option("--recall", o.recall, "Entries of each head that come back at most (default: 512)")
       ->type_name("N")
       ->group(store);

@@ -599,11 +599,14 @@ typedef struct thimble_session_options {
   const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
                                    in the plan and in the budget. Free it after the session */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
-                                   and what is evicted is gone. Needs a retention that evicts, not ADORE */
+                                   and what is evicted is gone. Each session, clone and slot of a server has a store of
+                                   its own. Needs the CPU and a retention that evicts, not ADORE; refused with local 0
+                                   and with latent attention */
   uint32_t recall;              /* entries of each head that come back from the store; the queries at the end of the
                                    prompt and of generated tokens choose them; 0: 512 with a store */
   uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32 */
-  uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index */
+  uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index. Restoring needs
+                                   room for a second file */
   int32_t key_format;           /* THIMBLE_KV_*: how the pool stores keys. A layer keeps F16 where heads are no multiple
                                    of 32 channels wide, or where keys have a large bias, and Q8_0 instead of Q4_0 where
                                    keys have a bias or few layers see the whole text (thimble_memory.finer_layers) */
