@@ -1,7 +1,6 @@
 // Slots and their queue (see scheduler.h).
 #include "apps/serve/scheduler.h"
 
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -154,32 +153,34 @@ void log_cache(const std::string& sentence) {
   std::fprintf(stderr, "thimble: cache: %s\n", visible(sentence).c_str());
 }
 
-// A hash of everything that a state depends on besides the text: the model's file, the version and device
-// that compute, and the settings that session files compare. The settings are those of an empty session that
-// is saved for this in `folder`.
-uint64_t settings_hash(const Session& session, const std::string& model, const std::string& folder) {
+// A hash of everything that a state depends on besides the messages and their variables: the model's file,
+// the version and device that compute, the settings that session files compare, and how the messages of a
+// conversation become tokens. The settings of the session are those of an empty one that is saved for this in
+// `folder`. That file has no name, so other servers neither delete nor count it.
+uint64_t settings_hash(const Session& session, const Settings& settings, const std::string& folder) {
   std::string path = folder + "/probe-XXXXXX.part";
   const int file = ::mkstemps(path.data(), 5);
   if (file < 0) throw Failure(THIMBLE_IO, path + " cannot be written: " + std::strerror(errno));
-  ::flock(file, LOCK_EX);  // it is not abandoned
+  ::unlink(path.c_str());
   std::string all = thimble_version();
   try {
     call(thimble_session_save_fd, session.get(), file, nullptr, 0);
-    const std::string info = session_info(path);
+    const std::string info = session_info("/dev/fd/" + std::to_string(file));
     all += info.substr(info.find("\"settings\""));
   } catch (...) {
     ::close(file);
-    ::unlink(path.c_str());
     throw;
   }
   ::close(file);
-  ::unlink(path.c_str());
   const std::string device = decided_options(session).device;
   all += "\n" + device.substr(0, device.find(':'));
   std::error_code error;
-  const auto changed = std::filesystem::last_write_time(native_path(model), error).time_since_epoch();
-  all += "\n" + std::to_string(std::filesystem::file_size(native_path(model), error)) + " " +
-         std::to_string(changed.count());
+  const auto model = native_path(settings.model);
+  const auto changed = std::filesystem::last_write_time(model, error).time_since_epoch();
+  all +=
+      "\n" + std::to_string(std::filesystem::file_size(model, error)) + " " + std::to_string(changed.count());
+  const ChatStyle& chat = settings.chat;
+  all += "\n" + chat.format + "\n" + std::to_string(chat.parses_content) + chat.source;
   return add_hash(kFirstHash, all.data(), all.size());
 }
 
@@ -317,7 +318,7 @@ void Scheduler::fill(const Policies& policies) {
   std::vector<uint64_t> kinds_settings;
   if (cache_)
     for (const Session* first : firsts)
-      kinds_settings.push_back(settings_hash(*first, settings_.model, cache_->folder()));
+      kinds_settings.push_back(settings_hash(*first, settings_, cache_->folder()));
   const std::lock_guard lock(mutex_);
   kinds_settings_ = std::move(kinds_settings);
   evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;

@@ -186,6 +186,24 @@ class Cache(unittest.TestCase):
                 self.assertEqual((cached(body_fresh), answer(body_fresh)), (held, answer(body)))
                 fresh.stop()
 
+    def test_a_conversation_does_not_go_on_with_another_template(self):
+        messages = [about(QUESTIONS[0]), {"role": "assistant", "content": "The man."}, {"role": "user", "content": "Why?"}]
+        flags = {name: [*DENSE, "--chat-template", name] for name in ("chatml", "phi3")}
+        server = self.serve(*flags["chatml"])
+        messages[1] = server.chat(messages[:1])["choices"][0]["message"]
+        server.settle()
+        server.stop()
+        fresh = LoggedServer(*flags["phi3"])
+        expected = answer(fresh.chat(messages, logprobs=True))
+        fresh.stop()
+        server = self.serve(*flags["phi3"])
+        body = server.chat(messages, logprobs=True)
+        self.assertEqual((cached(body), answer(body)), (0, expected))
+        server.stop()
+        server = self.serve(*flags["chatml"])
+        self.assertGreater(cached(server.chat(messages)), last_border(body["usage"]["prompt_tokens"]) // 2)
+        server.stop()
+
     def test_servers_share_a_folder(self):
         one, other = self.serve(*WINDOW), self.serve(*WINDOW)
         stranger = self.serve(*WINDOW[:-1], str(POOL + 1))  # with other options
@@ -221,6 +239,25 @@ class Cache(unittest.TestCase):
             self.assertEqual(len(lines), 1, log)
             with open(path, "rb") as file:
                 self.assertEqual(len(file.read()), len(whole), number)  # saved again
+
+    def test_a_damaged_file_leaves_a_slot_as_it_was(self):
+        server = self.serve(*DENSE)
+        expected = answer(server.ask_about(QUESTIONS[0]))
+        server.stop()
+        [path] = self.states()
+        server = self.serve(*DENSE, "--slots", "1")
+        server.ask_about(QUESTIONS[0], TEXT[:3000])
+        held = server.state()["slots"][0]["position"]
+        with open(path, "r+b") as file:
+            file.seek(os.path.getsize(path) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        body = server.ask_about(QUESTIONS[0])
+        self.assertEqual(answer(body), expected)
+        self.assertIn(cached(body), range(CHUNK, held))
+        log = server.stop()
+        self.assertEqual(log.count("a saved state is not used: "), 1, log)
 
     def test_the_folder_stays_below_its_size(self):
         server = self.serve(*WINDOW)
