@@ -897,8 +897,12 @@ Reuse Scheduler::restored(Slot& slot, Job& job, Reuse reuse, std::string& where)
       break;
     } catch (const Failure& failure) {
       if (failure.status == THIMBLE_DEVICE_LOST) throw;
-      if (failure.status == THIMBLE_IO) continue;  // another server deleted it
-      cache_->drop(match.path, failure.what());
+      if (failure.status == THIMBLE_FORMAT || failure.status == THIMBLE_MISMATCH)
+        cache_->drop(match.path, failure.what());
+      else if (failure.status != THIMBLE_IO)  // another server deleted it
+        log_cache(std::string("a saved state is not used now: ") + failure.what());
+      // A session that could not take all of a state is empty.
+      if (stats(slot.session).position != reuse.position) reuse = {};
       most = reuse.position ? held(slot) : 0;
     }
   }
