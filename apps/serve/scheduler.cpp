@@ -966,23 +966,23 @@ bool Scheduler::pays(const Slot& slot, uint64_t reach) const {
 
 // Saves the session's state, with this history. `job` is the job that waits meanwhile, or null.
 void Scheduler::save(Slot& slot, const History& history, Job* job) {
-  const uint64_t reach = history.reach();
-  StateNote note;
-  note.settings = kinds_settings_[slot.kind];
-  note.keys = history.keys(note.settings);
-  // The states of recurrent layers return only to where they are now, without reading again.
-  if (kinds_memory_[slot.kind].states)
-    for (StateKey& key : note.keys) key.usable &= key.position == reach;
-  slot.saved = reach;
-  Share notes(room_);  // for the note and its copy in the head of the file
-  if (cache_->holds(note.keys) || !notes.resize(4 * history.bytes())) return;
-  const auto start = std::chrono::steady_clock::now();
   const auto repeat = [&](auto function, auto... arguments) {
     do {
       if (job && job->cancelled) throw Cancelled();
     } while (!call_unless_interrupted(function, arguments...));
   };
+  const uint64_t reach = history.reach();
+  slot.saved = reach;
   try {
+    StateNote note;
+    note.settings = kinds_settings_[slot.kind];
+    note.keys = history.keys(note.settings);
+    // The states of recurrent layers return only to where they are now, without reading again.
+    if (kinds_memory_[slot.kind].states)
+      for (StateKey& key : note.keys) key.usable &= key.position == reach;
+    Share notes(room_);  // for the note and its copy in the head of the file
+    if (cache_->holds(note.keys) || !notes.resize(4 * history.bytes())) return;
+    const auto start = std::chrono::steady_clock::now();
     note.rest = history.write();
     const std::string bytes = note.write();
     uint64_t size = 0;
