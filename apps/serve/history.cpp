@@ -190,6 +190,10 @@ bool History::read(std::string_view bytes) {
       return false;
     messages = turn.messages;
   }
+  for (const Json& message : texts["messages"])
+    if (const auto calls = message.find("tool_calls"); calls != message.end())
+      for (const Json& call : *calls)
+        if (!call.is_object()) return false;
   ids_ = std::move(ids);
   first_prompt_ = saved.first_prompt;
   floor_ = saved.floor;

@@ -79,10 +79,16 @@ bool StateNote::read(std::string_view bytes) {
 // ---- the folder ----
 
 // Opens a file that only one server at a time has open: the one that counts the files and makes room. The
-// system releases the lock of a server that is killed.
+// system releases the lock of a server that is killed. Returns -1 if it cannot be locked.
 int PrefixCache::lock() const {
   const int file = ::open(path_of("lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-  while (file >= 0 && ::flock(file, LOCK_EX) != 0 && errno == EINTR) continue;
+  while (file >= 0 && ::flock(file, LOCK_EX) != 0) {
+    if (errno == EINTR) continue;
+    const int why = errno;
+    ::close(file);
+    errno = why;
+    return -1;
+  }
   return file;
 }
 
@@ -235,17 +241,13 @@ void PrefixCache::drop(const std::string& path, const std::string& why) {
 
 // ---- saving ----
 
-bool PrefixCache::holds_now(const std::vector<StateKey>& keys) const {
+bool PrefixCache::holds(const std::vector<StateKey>& keys) {
+  const std::lock_guard guard(mutex_);
   return std::all_of(keys.begin(), keys.end(), [&](const StateKey& key) {
     const auto range = places_.equal_range(key.hash);
     return !key.usable ||
            std::any_of(range.first, range.second, [](const auto& place) { return place.second.usable; });
   });
-}
-
-bool PrefixCache::holds(const std::vector<StateKey>& keys) {
-  const std::lock_guard guard(mutex_);
-  return holds_now(keys);
 }
 
 // Deletes the states whose keys are all keys of this one: a conversation grew by a turn.
@@ -279,6 +281,7 @@ bool PrefixCache::save(const StateNote& note, uint64_t bytes, const std::functio
   {
     const std::lock_guard guard(mutex_);
     const Descriptor locked(lock());
+    if (locked.number < 0) return fail(path_of("lock") + ": " + std::strerror(errno));
     remove_abandoned();
     scan();
     if (!make_room(bytes, note.keys.size()))

@@ -109,7 +109,6 @@ class PrefixCache {
   void remove(States::iterator state);
   bool make_room(uint64_t bytes, uint64_t keys);
   void remove_abandoned() const;
-  bool holds_now(const std::vector<StateKey>& keys) const;
   void replace_older(const std::string& name);
 
   const std::string folder_;

@@ -231,6 +231,16 @@ TEST_F(ServePrefixCache, AFolderThatCannotBeUsedIsExplained) {
   }
 }
 
+TEST_F(ServePrefixCache, SavesNothingWithoutTheLock) {
+  const auto cache = open();
+  fs::remove(folder_ + "/lock");
+  fs::create_directory(folder_ + "/lock");
+  EXPECT_FALSE(save(*cache, {{1, 10}}));
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_NE(log_[0].find("/lock: "), std::string::npos) << log_[0];
+  EXPECT_EQ(files(), 0u);
+}
+
 TEST_F(ServePrefixCache, OnlyThisUserReadsTheStates) {
   const auto cache = open();
   EXPECT_TRUE(save(*cache, {{1, 10}}));
@@ -349,6 +359,21 @@ TEST(ServeHistoryKeys, AHistoryIsReadAsItWasWritten) {
     EXPECT_FALSE(other.read(std::string_view(bytes).substr(0, length))) << length;
     EXPECT_TRUE(other.empty());
   }
+}
+
+TEST(ServeHistoryKeys, AHistoryWithMadeUpCallsIsNotRead) {
+  const auto reads = [](const Json& calls) {
+    History history(kChunk, kLocal), read(kChunk, kLocal);
+    Json answer = message("assistant", "b");
+    answer["tool_calls"] = calls;
+    history.begin_answer();
+    history.add_turn(prompt_of({message("user", "a")}, 5), answer, false);
+    return read.read(history.write());
+  };
+  EXPECT_TRUE(reads(nullptr));
+  EXPECT_TRUE(reads(Json::array({Json::object()})));
+  for (const Json& calls : {Json(1), Json("f"), Json::array({1}), Json::array({Json::object(), "f"})})
+    EXPECT_FALSE(reads(calls)) << calls;
 }
 
 }  // namespace
