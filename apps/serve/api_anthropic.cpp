@@ -70,6 +70,7 @@ void add_message(const Json& given, Task& task) {
   Json message = {{"role", role}, {"content", ""}};
   const Json* content = find_field(given, "content");
   bool says = true;
+  std::vector<size_t> marked;  // bytes of the message's content up to each mark
   if (content && content->is_array()) {
     const size_t before = messages.size();
     for (const Json& block : *content) {
@@ -79,7 +80,7 @@ void add_message(const Json& given, Task& task) {
       if (messages.size() > results)
         task.marks.push_back({messages.size(), content_bytes(messages.back())});
       else
-        task.marks.push_back({messages.size() + 1, content_bytes(message)});
+        marked.push_back(content_bytes(message));  // results that follow come before the message
     }
     const bool results = messages.size() > before;
     says = !results || !message["content"].get_ref<const std::string&>().empty() ||
@@ -87,7 +88,9 @@ void add_message(const Json& given, Task& task) {
   } else {
     message["content"] = content ? content_text(*content) : "";
   }
-  if (says) messages.push_back(std::move(message));
+  if (!says) return;
+  messages.push_back(std::move(message));
+  for (const size_t bytes : marked) task.marks.push_back({messages.size(), bytes});
 }
 
 Json function_tool(const Json& tool) {

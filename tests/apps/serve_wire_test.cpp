@@ -520,6 +520,21 @@ TEST(ServeJson, KeepsTheDigitsOfLargeIntegers) {
       std::string::npos);
 }
 
+TEST(ServeAnthropic, AMarkNamesTheMessageThatItsBlockBecomes) {
+  const Task task = read_message(parse_object(R"({"max_tokens":9,"messages":[
+    {"role":"user","content":"a"},
+    {"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{}}]},
+    {"role":"user","content":[{"type":"text","text":"four","cache_control":{"type":"ephemeral"}},
+      {"type":"tool_result","tool_use_id":"c","content":"result","cache_control":{"type":"ephemeral"}},
+      {"type":"text","text":"more"}]}]})"))
+                        .task;
+  ASSERT_EQ(task.messages.size(), 4u);
+  std::vector<std::string> marked;
+  for (const Mark& mark : task.marks)
+    marked.push_back(task.messages[mark.messages - 1]["content"].get<std::string>().substr(0, mark.bytes));
+  EXPECT_EQ(marked, (std::vector<std::string>{"result", "four"}));
+}
+
 TEST(ServeOpenAi, GoesOnWithTheLastMessageWhereItIsToldTo) {
   const std::string kMessages =
       R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
