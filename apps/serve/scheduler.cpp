@@ -897,13 +897,18 @@ Reuse Scheduler::restored(Slot& slot, Job& job, Reuse reuse, std::string& where)
       break;
     } catch (const Failure& failure) {
       if (failure.status == THIMBLE_DEVICE_LOST) throw;
-      if (failure.status == THIMBLE_FORMAT || failure.status == THIMBLE_MISMATCH)
-        cache_->drop(match.path, failure.what());
-      else if (failure.status != THIMBLE_IO)  // another server deleted it
-        log_cache(std::string("a saved state is not used now: ") + failure.what());
       // A session that could not take all of a state is empty.
-      if (stats(slot.session).position != reuse.position) reuse = {};
+      if (stats(slot.session).position != reuse.position) {
+        reuse = {};
+        where.clear();
+      }
       most = reuse.position ? held(slot) : 0;
+      if (failure.status == THIMBLE_IO) continue;  // another server deleted it
+      if (failure.status != THIMBLE_FORMAT && failure.status != THIMBLE_MISMATCH) {
+        log_cache(std::string("a saved state is not used now: ") + failure.what());
+        break;  // there is no memory for others either
+      }
+      cache_->drop(match.path, failure.what());
     }
   }
   const uint64_t border = slot.history.last_border(job.prompt.ids.size());
