@@ -1,27 +1,13 @@
 // attention of a single row to the pool. Each warp attends to a share of the list with a running maximum and
 // sum, a block combines its warps, and a second kernel combines the blocks of a head. With a short list the
 // kernel is a chain of waits, so it loads as early as possible.
-#include "backends/cuda/attention/attended.cuh"
-#include "backends/cuda/attention/attention.h"
+#include "backends/cuda/attention/pool_parts.cuh"
 #include "backends/cuda/attention/pool_rows.cuh"
-#include "backends/cuda/head_blocks.cuh"
 #include "backends/cuda/rope.cuh"
 #include "backends/cuda/soft_cap.cuh"
 
 namespace thimble::cuda {
 
-constexpr uint32_t kTile =
-    64;  // list entries per tile; keys rotate by their index in it, the query by the rest
-constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
-
-// Where a lane's four pairs of channels are stored in a row. Pair i of a lane is pair 4 * chunk + i of the
-// head. Pairs from n_rot / 2 on do not rotate, so any two channels can form one.
-enum class Pairs {
-  kAdjacent,  // 8 neighbouring channels
-  // 4 channels, and the 4 that are n_rot / 2 after them; or 8 neighbouring channels if nothing rotates
-  kHalves,
-  kAny,  // n_rot / 2 is not a multiple of 4, so only some of a lane's pairs may rotate; or it is 0
-};
 template <Pairs kPairs>
 struct LanePairs {
   uint32_t first, pairs, pairing;  // first: 4 * chunk; pairs: the head's rotating pairs
@@ -58,23 +44,22 @@ struct LanePairs {
   }
   // The same from a row of the pool.
   template <typename Format>
-  __device__ void load(const uint4* chunks, float (&a)[4], float (&b)[4]) const {
-    const auto* row = reinterpret_cast<const typename Format::Unit*>(chunks);
+  __device__ void load(const typename Format::Unit* row, uint32_t head_dim, float (&a)[4],
+                       float (&b)[4]) const {
     if constexpr (kPairs == Pairs::kAny) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        a[i] = Format::load(row, x(i));
-        b[i] = Format::load(row, y(i));
+        a[i] = Format::load(row, head_dim, x(i));
+        b[i] = Format::load(row, head_dim, y(i));
       }
       return;
     }
     float channels[8];
     if constexpr (kPairs == Pairs::kAdjacent) {
-      const uint4 words = chunks[first / 4];
-      Format::widen(words, channels);
+      Format::load_eight(row, head_dim, first / 4, channels);
     } else {
-      Format::load_four(row, x(0), channels);
-      Format::load_four(row, y(0), channels + 4);
+      Format::load_four(row, head_dim, x(0), channels);
+      Format::load_four(row, head_dim, y(0), channels + 4);
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -142,33 +127,6 @@ constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads, Format>::kBytes +
 // after it.
 template <uint32_t kLanes>
 constexpr bool kHasRoom = kLanes <= 16;
-
-// The partial results of blocks. For each query head: the output before division by the sum, and {maximum,
-// sum}; [query heads][blocks of the KV head] each. If a block had no rows, the maximum is -inf and the rest
-// is 0.
-struct Parts {
-  float* out;  // head_dim floats each
-  float2* peak_and_sum;
-  // Index of the first part of a query head, whose number is within its group.
-  __device__ static uint32_t first(const HeadBlocks& own, uint32_t group, uint32_t query_head) {
-    return own.first * group + query_head * own.count;
-  }
-};
-
-// Combines the peaks and sums of several parts and computes the factor of each part's output. A factor of 0
-// marks a part without rows, whose output may be NaN.
-template <uint32_t kParts>
-__device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[kParts]) {
-  float2 all{-kInfinity, 0};
-#pragma unroll
-  for (uint32_t i = 0; i < kParts; ++i) all.x = fmaxf(all.x, parts[i].x);
-#pragma unroll
-  for (uint32_t i = 0; i < kParts; ++i) {
-    factors[i] = parts[i].x > -kInfinity ? exp2f(parts[i].x - all.x) : 0;
-    if (factors[i] != 0) all.y += parts[i].y * factors[i];
-  }
-  return all;
-}
 
 // Grid: (block among those of a KV head, pass over its group).
 template <typename Format, uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
@@ -300,7 +258,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     for (uint32_t r = 0; r < S::kRounds; ++r) {
       const uint32_t row = r * S::kAtOnce + side;
       float x[4], y[4];
-      pairs.template load<Format>(stream.row(0, row), x, y);
+      pairs.template load<Format>(reinterpret_cast<const typename Format::Unit*>(stream.row(0, row)),
+                                  p.head_dim, x, y);
       turn.rotate(first_row + row, x, y);
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
@@ -408,24 +367,26 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   }
 }
 
-// Heads of 512 channels. A lane has chunks `lane` and `lane` + 32 of a row. A warp loads two rows at a time
-// straight into registers, since the stages of a ring would take too much shared memory.
+// Heads of 512 channels, and any heads of other formats than plain ones. A lane has kChunks chunks of a row:
+// chunk `lane`, and for 512 channels chunk `lane` + 32. A warp loads two rows at a time straight into
+// registers: of wide rows, the stages of a ring would take too much shared memory.
 constexpr uint32_t kWideDim = 512, kWideHeads = 4, kWideWarps = 8, kWideRows = 2;
 
-template <typename Format, Pairs kPairs>
+template <typename Keys, typename Values, Pairs kPairs, uint32_t kChunks>
 static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
     attend_pool_wide_kernel(const StepParams* step, const HeadState* table, AttentionParams p, const float* q,
-                            const typename Format::Unit* k, const typename Format::Unit* v,
+                            const typename Keys::Unit* k, const typename Values::Unit* v,
                             const uint32_t* lists, Rope rope, Parts parts) {
-  extern __shared__ float4 outs[];  // [warps][kWideHeads][kWideDim / 4]
+  extern __shared__ float4 outs[];  // [warps][kWideHeads][head_dim / 4]
   __shared__ float2 peaks_and_sums[kWideWarps][kWideHeads];
+  const uint32_t head_dim = kChunks == 2 ? kWideDim : p.head_dim;
   const StepParams s = begin_kernel(step);
   const HeadBlocks own_blocks = blocks_around(Attended(s, table, p, lists != nullptr));
   if (own_blocks.head == p.heads) return;  // a surplus block
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kWideHeads;
   const uint32_t heads = min(kWideHeads, p.group - first_head);
-  const float* const own_queries = q + (head * p.group + first_head) * kWideDim;
+  const float* const own_queries = q + (head * p.group + first_head) * head_dim;
   const HeadState state = table[head];
   EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   // As in attend_pool_kernel: the entries of the window, and the warp's share of them.
@@ -436,20 +397,18 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
   const uint32_t share = rows_per_warp(list.count, own_blocks.count * kWideWarps, kWideRows);
   const uint32_t first = min(place * share, list.count), end = min(first + share, list.count);
   const uint64_t run = uint64_t(state.first) + (list.entries ? 0 : hidden);
-  const uint32_t row_units = Format::row_units(kWideDim);
-  const auto row_of = [&](const typename Format::Unit* rows, uint32_t i) {
-    return reinterpret_cast<const uint4*>(rows + (run + list[min(i, end - 1)]) * row_units);
-  };
+  const auto entry_of = [&](uint32_t i) { return run + list[min(i, end - 1)]; };
+  const bool has_channels = kChunks == 2 || lane * 8 < head_dim;
 
   const bool by_list = p.rope.mode == kRopeList;
   const float factor = by_list && rope.pairs ? rope.factor() : 1;
   const LanePairs<kPairs> pairs[2] = {{4 * lane, rope.pairs, p.rope.pairing},
                                       {4 * (lane + kWarp), rope.pairs, p.rope.pairing}};
   const KeyTurn<kPairs> turns[2] = {{pairs[0], rope.table, by_list}, {pairs[1], rope.table, by_list}};
-  float query[kWideHeads][2][8];  // the lane's pairs: four first channels, four second channels
+  float query[kWideHeads][kChunks][8];  // the lane's pairs: four first channels, four second channels
   const auto rotate_queries = [&](uint32_t position) {
 #pragma unroll
-    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       float2 angles[4];
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
@@ -461,7 +420,7 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
 #pragma unroll
       for (uint32_t h = 0; h < kWideHeads; ++h) {
         float x[4] = {}, y[4] = {};
-        if (h < heads) pairs[chunk].load(own_queries + h * kWideDim, x, y);
+        if (h < heads && has_channels) pairs[chunk].load(own_queries + h * head_dim, x, y);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
           const float a = x[i] * (p.scale * kLog2E), b = y[i] * (p.scale * kLog2E);
@@ -474,7 +433,7 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
 
   // Lane i has the scores of row i / 4 % 2 and head i % 4, and the maximum and sum of these scores alone.
   const uint32_t own_row = lane / kWideHeads % kWideRows;
-  float peak = -kInfinity, sum = 0, out[kWideHeads][2][8] = {};
+  float peak = -kInfinity, sum = 0, out[kWideHeads][kChunks][8] = {};
 #pragma unroll 1
   for (uint32_t start = first; start < end; start += kWideRows) {
     if (start == first || (by_list && start % kTile == 0))
@@ -482,11 +441,11 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
     float scores[kWideRows * kWideHeads] = {};
 #pragma unroll
     for (uint32_t r = 0; r < kWideRows; ++r) {
-      const uint4* const key = row_of(k, start + r);
+      const auto* const key = k + entry_of(start + r) * Keys::row_units(head_dim);
 #pragma unroll
-      for (uint32_t chunk = 0; chunk < 2; ++chunk) {
-        float x[4], y[4];
-        pairs[chunk].template load<Format>(key, x, y);
+      for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+        float x[4] = {}, y[4] = {};
+        if (has_channels) pairs[chunk].template load<Keys>(key, head_dim, x, y);
         turns[chunk].rotate(start % kTile + r, x, y);
 #pragma unroll
         for (uint32_t h = 0; h < kWideHeads; ++h)
@@ -509,21 +468,21 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
       for (uint32_t h = 0; h < kWideHeads; ++h) {
         const float of_head = __shfl_sync(~0u, shrink, h);
 #pragma unroll
-        for (uint32_t i = 0; i < 16; ++i) out[h][i / 8][i % 8] *= of_head;
+        for (uint32_t i = 0; i < 8 * kChunks; ++i) out[h][i / 8][i % 8] *= of_head;
       }
     }
     const float weight = exp2f(score - peak);
     sum += weight;
 #pragma unroll
     for (uint32_t r = 0; r < kWideRows; ++r) {
-      const uint4* const row = row_of(v, start + r);
+      const auto* const row = v + entry_of(start + r) * Values::row_units(head_dim);
       float weights[kWideHeads];
 #pragma unroll
       for (uint32_t h = 0; h < kWideHeads; ++h) weights[h] = __shfl_sync(~0u, weight, r * kWideHeads + h);
 #pragma unroll
-      for (uint32_t chunk = 0; chunk < 2; ++chunk) {
-        float value[8];
-        Format::widen(row[lane + chunk * kWarp], value);
+      for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+        float value[8] = {};
+        if (has_channels) Values::load_eight(row, head_dim, lane + chunk * kWarp, value);
 #pragma unroll
         for (uint32_t h = 0; h < kWideHeads; ++h)
 #pragma unroll
@@ -537,15 +496,16 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
 #pragma unroll
   for (uint32_t h = 0; h < kWideHeads; ++h)
 #pragma unroll
-    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
-      float4* const to = outs + (warp * kWideHeads + h) * (kWideDim / 4) + (lane + chunk * kWarp) * 2;
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      if (!has_channels) continue;
+      float4* const to = outs + (warp * kWideHeads + h) * (head_dim / 4) + (lane + chunk * kWarp) * 2;
       const float(&from)[8] = out[h][chunk];
       to[0] = {from[0], from[1], from[2], from[3]};
       to[1] = {from[4], from[5], from[6], from[7]};
     }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < heads * (kWideDim / 4); i += kWideWarps * kWarp) {
-    const uint32_t h = i / (kWideDim / 4), four = i % (kWideDim / 4);
+  for (uint32_t i = threadIdx.x; i < heads * (head_dim / 4); i += kWideWarps * kWarp) {
+    const uint32_t h = i / (head_dim / 4), four = i % (head_dim / 4);
     float2 of_warp[kWideWarps];
 #pragma unroll
     for (uint32_t w = 0; w < kWideWarps; ++w) of_warp[w] = peaks_and_sums[w][h];
@@ -555,13 +515,13 @@ static __global__ void __launch_bounds__(kWideWarps* kWarp, 1)
 #pragma unroll
     for (uint32_t w = 0; w < kWideWarps; ++w) {
       if (factors[w] == 0) continue;
-      const float4 x = outs[(w * kWideHeads + h) * (kWideDim / 4) + four];
+      const float4 x = outs[(w * kWideHeads + h) * (head_dim / 4) + four];
       total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
                total.w + x.w * factors[w]};
     }
     const uint64_t part =
         Parts::first(own_blocks, p.group, first_head + h) + block_of_heads() - own_blocks.first;
-    reinterpret_cast<float4*>(parts.out + part * kWideDim)[four] = total;
+    reinterpret_cast<float4*>(parts.out + part * head_dim)[four] = total;
     if (four == 0) parts.peak_and_sum[part] = of_all;
   }
 }
@@ -616,31 +576,33 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
   if (threadIdx.x < head_dim) y[blockIdx.x * head_dim + c] = total / sum;
 }
 
-// Adds the kernel that attends to the program, put(parts, rope), and the kernel that combines its parts.
-template <typename Put>
-static void attend_and_combine(const Launch& l, const Attention& op, const PoolGrid& grid, const Put& put) {
+void combine_parts(const Launch& l, const Attention& op, const PoolGrid& grid, const Parts& parts) {
   const AttentionParams& p = op.p;
   const uint32_t queries = p.heads * p.group;
-  float* const out = reinterpret_cast<float*>(l.scratch);
-  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(grid.each) * queries * p.head_dim)};
-  put(parts, Rope{data<float2>(op.rope), p.rope.n_rot / 2});
   launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
          l.heads + p.head_state, p, bool(op.list), grid.each, parts,
          op.sinks ? data<float>(op.sinks) + p.first_head * p.group : nullptr,
          data<float>(op.y) + p.first_head * p.group * p.head_dim);
 }
 
-template <typename Format, Pairs kPairs>
+template <typename Keys, typename Values, Pairs kPairs, uint32_t kChunks>
 static void attend_wide(const Launch& l, const Attention& op) {
-  using Unit = typename Format::Unit;
-  constexpr uint32_t kBytes = kWideWarps * kWideHeads * kWideDim * sizeof(float);
   const AttentionParams& p = op.p;
+  const uint32_t bytes = kWideWarps * kWideHeads * p.head_dim * sizeof(float);
   const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kWideHeads);
   attend_and_combine(l, op, grid, [&](const Parts& parts, const Rope& rope) {
-    launch(l, attend_pool_wide_kernel<Format, kPairs>, dim3(grid.each, p.heads, grid.passes),
-           kWideWarps * kWarp, kBytes, l.step, l.heads + p.head_state, p, data<float>(op.q),
-           data<Unit>(op.k.values), data<Unit>(op.v.values), data<uint32_t>(op.list), rope, parts);
+    launch(l, attend_pool_wide_kernel<Keys, Values, kPairs, kChunks>, dim3(grid.each, p.heads, grid.passes),
+           kWideWarps * kWarp, bytes, l.step, l.heads + p.head_state, p, data<float>(op.q),
+           data<typename Keys::Unit>(op.k.values), data<typename Values::Unit>(op.v.values),
+           data<uint32_t>(op.list), rope, parts);
   });
+}
+template <typename Keys, typename Values, Pairs kPairs>
+static void attend_wide(const Launch& l, const Attention& op) {
+  if (op.p.head_dim == kWideDim)
+    attend_wide<Keys, Values, kPairs, 2>(l, op);
+  else if constexpr (!Keys::kPlain || !Values::kPlain)
+    attend_wide<Keys, Values, kPairs, 1>(l, op);
 }
 
 template <typename Format, uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
@@ -675,16 +637,23 @@ static void attend(const Launch& l, const Attention& op) {
     attend<Format, kLanes, 8>(l, op);
 }
 
+// Whether the pairs of a lane must be found one by one.
+static bool has_any_pairs(const Attention& op) {
+  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0;
+  return op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned;
+}
+
+template <typename Keys, typename Values>
+static void attend_wide(const Launch& l, const Attention& op) {
+  if (has_any_pairs(op)) return attend_wide<Keys, Values, Pairs::kAny>(l, op);
+  return op.p.rope.pairing == kRopeAdjacent ? attend_wide<Keys, Values, Pairs::kAdjacent>(l, op)
+                                            : attend_wide<Keys, Values, Pairs::kHalves>(l, op);
+}
+
 template <typename Format>
 static void attend(const Launch& l, const Attention& op) {
-  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0,
-             any = op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned;
-  if (op.p.head_dim == kWideDim) {
-    if (any) return attend_wide<Format, Pairs::kAny>(l, op);
-    return op.p.rope.pairing == kRopeAdjacent ? attend_wide<Format, Pairs::kAdjacent>(l, op)
-                                              : attend_wide<Format, Pairs::kHalves>(l, op);
-  }
-  if (any) return attend<Format, 32, kMostPoolHeads, Pairs::kAny>(l, op);
+  if (op.p.head_dim == kWideDim) return attend_wide<Format, Format>(l, op);
+  if (has_any_pairs(op)) return attend<Format, 32, kMostPoolHeads, Pairs::kAny>(l, op);
   if (op.p.head_dim <= 64) return attend<Format, 8>(l, op);
   if (op.p.head_dim <= 128) return attend<Format, 16>(l, op);
   attend<Format, 32>(l, op);
@@ -692,7 +661,12 @@ static void attend(const Launch& l, const Attention& op) {
 
 void attend_pool(const Launch& l, const Attention& op) {
   if (!op.v) return attend_pool_latent(l, op);
-  with_format(op.k.type, [&]<typename Format>(Format) { attend<Format>(l, op); });
+  with_formats(op.k.type, op.v.type, [&]<typename Keys, typename Values>(Keys, Values) {
+    if constexpr (Keys::kPlain && Values::kPlain)
+      attend<Keys>(l, op);
+    else if (!attend_blocks(l, op))
+      attend_wide<Keys, Values>(l, op);
+  });
 }
 
 uint64_t attend_pool_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {

@@ -320,7 +320,9 @@ bool takes_latent(const AttentionParams& p) {
 }
 
 void attend_pool_latent(const Launch& l, const Attention& op) {
-  with_format(op.k.type, [&]<typename Format>(Format) { attend<Format>(l, op); });
+  with_format(op.k.type, [&]<typename Format>(Format) {
+    if constexpr (Format::kPlain) attend<Format>(l, op);
+  });
 }
 
 uint64_t attend_pool_latent_scratch(const ModelShape& m, const SessionShape&, const Card& card) {

@@ -91,6 +91,10 @@ uint64_t free_bytes(int index, uint64_t total) {
   return std::min(free_card_bytes(index).value_or(total), total);
 }
 
+// The formats of keys and values that sessions may use. The kernels know q8_0 and q4_0 too, which no card has
+// run yet.
+bool has_format(DType type) { return has_kv_format(type); }
+
 // Rows of the pool are read in units of 16 bytes.
 bool takes_rows_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
 // Whether attention takes heads of so many channels with values of their own.
@@ -103,28 +107,35 @@ struct TakesTypes {
   const Card& card;
 
   static bool takes(const KvArray& a, uint32_t head_dim) {
-    return has_kv_format(a.type) && takes_rows_of(head_dim);
+    return has_format(a.type) && kv_fits(a.type, head_dim) && takes_rows_of(head_dim);
   }
-  // Arrays of one layer have one format; those of values and of a chunk may be empty.
-  static bool alike(const KvArray& a, const KvArray& b) { return !b || a.type == b.type; }
-  bool operator()(const KvAppend& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
+  static bool has_blocks(const KvArray& a) { return dtype_info(a.type).block > 1; }
+  // Of keys and values, one may have blocks and the other f16, or other blocks. Values that are channels of
+  // the keys have no array.
+  static bool take(const KvArray& k, const KvArray& v, uint32_t head_dim) {
+    const auto mixes = [](const KvArray& a) { return a.type == DType::kF16 || has_blocks(a); };
+    if (!v) return takes(k, head_dim);
+    return takes(k, head_dim) && takes(v, head_dim) && (k.type == v.type || (mixes(k) && mixes(v)));
+  }
+  // A chunk has the format of its pool; it may be empty.
+  static bool alike(const KvArray& pool, const KvArray& chunk) { return !chunk || pool.type == chunk.type; }
+  bool operator()(const KvAppend& op) const { return take(op.k, op.v, op.p.head_dim); }
   bool operator()(const KvView& op) const {
-    return takes(op.pool_k, op.p.head_dim) && alike(op.pool_k, op.pool_v) && alike(op.pool_k, op.chunk_k) &&
-           alike(op.pool_k, op.chunk_v);
+    return take(op.pool_k, op.pool_v, op.p.head_dim) && alike(op.pool_k, op.chunk_k) &&
+           alike(op.pool_v, op.chunk_v);
   }
   bool operator()(const Attention& op) const {
     const bool rows_are_halves = op.p.source != kFromView || op.k.type == DType::kF16;
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && rows_are_halves &&
-           (op.v ? takes_heads_of(op.p.head_dim) : takes_latent(op.p));
+    return take(op.k, op.v, op.p.head_dim) && rows_are_halves &&
+           (op.v ? takes_heads_of(op.p.head_dim) : !has_blocks(op.k) && takes_latent(op.p));
   }
   bool operator()(const KvCompact& op) const {
-    return takes(op.k, op.p.head_dim) && alike(op.k, op.v) && alike(op.k, op.chunk_k) &&
-           alike(op.k, op.chunk_v);
+    return take(op.k, op.v, op.p.head_dim) && alike(op.k, op.chunk_k) && alike(op.v, op.chunk_v);
   }
-  bool operator()(const KvMerge& op) const { return takes(op.k, op.p.head_dim) && alike(op.k, op.v); }
+  bool operator()(const KvMerge& op) const { return take(op.k, op.v, op.p.head_dim); }
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
-  bool operator()(const PageBounds& op) const {  // f16 bounds would round those of other formats
-    return op.k.type == DType::kF16 && takes_rows_of(op.p.head_dim);
+  bool operator()(const PageBounds& op) const {  // f16 bounds would round those of bf16
+    return (op.k.type == DType::kF16 || has_blocks(op.k)) && takes(op.k, op.p.head_dim);
   }
   bool operator()(const PageScore& op) const { return takes_rows_of(op.p.head_dim); }
   bool operator()(const Label& op) const {

@@ -23,9 +23,9 @@ struct HeadNorms {
 // A warp normalises a key and appends it with its value, or normalises a query. Loads of data that is ready
 // are issued before the wait, and loads of the previous kernels' results all at once: one after the other
 // they took 4.4 us on an H100.
-template <typename Format>
+template <typename Keys, typename Values>
 __global__ void __launch_bounds__(kNormThreads)
-    norm_append_kernel(const StepParams* step, HeadNorms n, KvAppendTask<Format> append) {
+    norm_append_kernel(const StepParams* step, HeadNorms n, KvAppendTask<Keys, Values> append) {
   release_successor();
   __shared__ float keys[kNormThreads / kWarp][kWideHeadDim];
   const StepParams s = *step;
@@ -65,19 +65,19 @@ void append_token(const Launch& l, const RmsNorm& q, const RmsNorm& k, const KvA
                         .q_heads = q.p.groups,
                         .head_dim = append.p.head_dim,
                         .eps = k.p.eps};
-  with_format(append.k.type, [&]<typename Format>(Format) {
-    launch(l, norm_append_kernel<Format>,
+  with_formats(append.k.type, append.v.type, [&]<typename Keys, typename Values>(Keys, Values) {
+    launch(l, norm_append_kernel<Keys, Values>,
            static_cast<uint32_t>(ceil_div(k.p.groups + q.p.groups, kNormThreads / kWarp)), kNormThreads, 0,
-           l.step, norms, KvAppendTask<Format>(l, append, kNormThreads));
+           l.step, norms, KvAppendTask<Keys, Values>(l, append, kNormThreads));
   });
 }
 
 void append_token(const Launch& l, const KvAppend& append, const Copy* copy, const QueryGate* gate) {
   constexpr uint32_t kThreads = QueryGateTask<float4>::kThreads;
   const bool quads = gate && in_quads(*gate);
-  with_format(append.k.type, [&]<typename Format>(Format) {
+  with_formats(append.k.type, append.v.type, [&]<typename Keys, typename Values>(Keys, Values) {
     launch_side_by_side(l, kThreads, quads ? QueryGateTask<float4>(l, *gate) : QueryGateTask<float4>(),
-                        KvAppendTask<Format>(l, append, kThreads),
+                        KvAppendTask<Keys, Values>(l, append, kThreads),
                         copy ? CopyTask(l, *copy, kThreads) : CopyTask());
   });
   if (gate && !quads) query_gate(l, *gate);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
     const typename Format::Unit* key = e.at(k, chunk_k, e.begin + i, row_units);
     float squares = 0;
     for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
-      const float2 x = Format::load_two(key, pair);
+      const float2 x = Format::load_two(key, p.head_dim, pair);
       squares += x.x * x.x + x.y * x.y;
     }
     squares = warp_sum(squares);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     float2 sum{0, 0};
     for (uint32_t i = 0; i < count; ++i) {
       if (inverse[i] == 0) continue;
-      const float2 x = Format::load_two(e.at(k, chunk_k, e.begin + i, row_units), pair);
+      const float2 x = Format::load_two(e.at(k, chunk_k, e.begin + i, row_units), p.head_dim, pair);
       sum.x += inverse[i] * x.x;
       sum.y += inverse[i] * x.y;
     }
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     const typename Format::Unit* key = e.at(k, chunk_k, entry, row_units);
     float dot = 0, squares = 0, of_total = 0;
     for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
-      const float2 x = Format::load_two(key, pair), t = total[pair];
+      const float2 x = Format::load_two(key, p.head_dim, pair), t = total[pair];
       dot += x.x * t.x + x.y * t.y;
       squares += x.x * x.x + x.y * x.y;
       of_total += t.x * t.x + t.y * t.y;

@@ -7,16 +7,18 @@
 namespace thimble::cuda {
 
 // A warp appends one head of a row.
-template <typename Format>
+template <typename Keys, typename Values>
 struct KvAppendTask {
-  using Unit = typename Format::Unit;
+  using Key = typename Keys::Unit;
+  using Value = typename Values::Unit;
 
   uint32_t blocks;
   KvAppendParams p;
   const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* qkv;
-  Unit *k, *v;  // v: null if values are channels of the keys
+  Key* k;
+  Value* v;  // null if values are channels of the keys
   int32_t* pos;
   uint32_t* saturated;
   uint64_t first_entry = 0;  // index of the head's first new row
@@ -27,8 +29,8 @@ struct KvAppendTask {
         heads(l.heads + op.p.head_state),
         rope{data<float2>(op.rope), op.p.rope.n_rot / 2},
         qkv(data<float>(op.qkv)),
-        k(data<Unit>(op.k.values)),
-        v(data<Unit>(op.v.values)),
+        k(data<Key>(op.k.values)),
+        v(data<Value>(op.v.values)),
         pos(data<int32_t>(op.pos)),
         saturated(data<uint32_t>(op.saturated)) {}
 
@@ -65,8 +67,8 @@ struct KvAppendTask {
     constexpr uint32_t kAtOnce = 4;  // channels per lane
     const uint32_t lane = threadIdx.x % kWarp;
     const uint64_t entry = first_entry + row;
-    const uint32_t row_units = Format::row_units(p.head_dim);
-    Unit *const k_to = k + entry * row_units, *const v_to = v + entry * row_units;
+    Key* const k_to = k + entry * Keys::row_units(p.head_dim);
+    Value* const v_to = v + entry * Values::row_units(p.head_dim);
     uint32_t beyond = 0;
     for (uint32_t first = lane; first < p.head_dim; first += kAtOnce * kWarp) {
       float x[kAtOnce], y[kAtOnce];
@@ -80,8 +82,8 @@ struct KvAppendTask {
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t c = first + i * kWarp;
         if (c >= p.head_dim) break;
-        Format::store(k_to, c, x[i], beyond);
-        if (v) Format::store(v_to, c, y[i], beyond);
+        Keys::store(k_to, p.head_dim, c, x[i], beyond);
+        if (v) Values::store(v_to, p.head_dim, c, y[i], beyond);
       }
     }
     if (__any_sync(~0u, beyond)) {
@@ -103,12 +105,12 @@ struct KvAppendTask {
 };
 
 // The same for rows with explicit positions.
-template <typename Format>
-struct KvAppendPositionsTask : KvAppendTask<Format> {
+template <typename Keys, typename Values>
+struct KvAppendPositionsTask : KvAppendTask<Keys, Values> {
   const int32_t* positions;
 
   KvAppendPositionsTask(const Launch& l, const KvAppend& op, uint32_t threads)
-      : KvAppendTask<Format>(l, op, threads), positions(data<int32_t>(op.positions)) {}
+      : KvAppendTask<Keys, Values>(l, op, threads), positions(data<int32_t>(op.positions)) {}
 
   __device__ void operator()(const StepParams& s, uint32_t block) const { this->append(s, block, positions); }
 };

@@ -82,29 +82,34 @@ struct Columns {
   const uint32_t *chunk_pos, *chunk_cis;
 };
 
-// Vector: uint4 if rows consist of whole ones, otherwise uint16_t. A block moves a slice of k or v of a head;
-// the last two blocks of a head move its positions and scores. `heads`: from KV head 0 of the layer on.
+// The rows of keys and of values in bytes, and in slices.
+struct Rows {
+  uint32_t k_bytes, v_bytes, k_slices, v_slices;
+};
+
+// Vector: the largest type of which all rows consist. A block moves a slice of k or v of a head; the last two
+// blocks of a head move its positions and scores. `heads`: from KV head 0 of the layer on.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, 2)
     kv_compact_kernel(const StepParams* step, const HeadState* heads, KvCompactParams p,
-                      const uint32_t* lists, Columns c, uint32_t row_bytes, uint32_t slices) {
+                      const uint32_t* lists, Columns c, Rows rows) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y;
   const HeadState state = heads[head];
   const uint32_t n_entries = c.chunk_k ? state.n_entries : ~0u;  // entries in the pool
   const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
-  const uint32_t of_rows = c.v ? 2 * slices : slices;
-  if (blockIdx.x < of_rows) {
+  const uint32_t slices = rows.k_slices + rows.v_slices;
+  if (blockIdx.x < slices) {
     constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
-    const bool is_v = blockIdx.x >= slices;
-    const uint32_t stride = row_bytes / sizeof(Vector);
+    const bool is_v = blockIdx.x >= rows.k_slices;
+    const uint32_t stride = (is_v ? rows.v_bytes : rows.k_bytes) / sizeof(Vector);
     Vector* pool = static_cast<Vector*>(is_v ? c.v : c.k);
     const Vector* chunk = static_cast<const Vector*>(is_v ? c.chunk_v : c.chunk_k);
     move_column<kWidth>(list, n_entries, pool + in_pool * stride, chunk + in_chunk * stride, stride,
-                        blockIdx.x % slices * kWidth);
+                        (is_v ? blockIdx.x - rows.k_slices : blockIdx.x) * kWidth);
   } else {
-    const bool is_cis = blockIdx.x > of_rows;
+    const bool is_cis = blockIdx.x > slices;
     uint32_t* pool = is_cis ? c.cis : c.pos;
     if (pool)
       move_column<1>(list, n_entries, pool + in_pool, (is_cis ? c.chunk_cis : c.chunk_pos) + in_chunk, 1, 0);
@@ -117,15 +122,21 @@ void kv_compact(const Launch& l, const KvCompact& op) {
   const Columns c{data<void>(op.k.values),       data<void>(op.v.values),     data<void>(op.chunk_k.values),
                   data<void>(op.chunk_v.values), data<uint32_t>(op.pos),      data<uint32_t>(op.cis),
                   data<uint32_t>(op.chunk_pos),  data<uint32_t>(op.chunk_cis)};
-  const uint32_t row_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim));
-  uint64_t alignment = row_bytes;
+  const uint32_t k_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim)),
+                 v_bytes = op.v ? static_cast<uint32_t>(kv_bytes(op.v.type, op.p.head_dim)) : 0;
+  const Rows rows{k_bytes, v_bytes, static_cast<uint32_t>(ceil_div(k_bytes, kSliceBytes)),
+                  static_cast<uint32_t>(ceil_div(v_bytes, kSliceBytes))};
+  uint64_t alignment = k_bytes | v_bytes;
   for (const void* address :
        {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
     alignment |= reinterpret_cast<uint64_t>(address);
-  const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
-  const dim3 blocks((c.v ? 2 : 1) * slices + 2, op.p.heads);
-  launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
-         kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, row_bytes, slices);
+  const dim3 blocks(rows.k_slices + rows.v_slices + 2, op.p.heads);
+  const auto kernel = alignment % sizeof(uint4) == 0      ? kv_compact_kernel<uint4>
+                      : alignment % sizeof(uint2) == 0    ? kv_compact_kernel<uint2>
+                      : alignment % sizeof(uint32_t) == 0 ? kv_compact_kernel<uint32_t>
+                                                          : kv_compact_kernel<uint16_t>;
+  launch(l, kernel, blocks, kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c,
+         rows);
   l.rewritten->push_back(op.k.values);
 }
 

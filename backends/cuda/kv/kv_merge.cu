@@ -89,21 +89,27 @@ __device__ void merge_column(const Tail& tail, Unit* run, uint32_t stride, uint3
     at(tail.before[j] + j) = moved[j * kWidth + threadIdx.x % kWidth];
 }
 
-// Vector: uint4 if rows consist of whole ones, otherwise uint16_t. A block moves a slice of k or v of a head;
-// the last block of a head moves its scores. `heads`: from KV head 0 of the layer on.
+// The rows of keys and of values in bytes, and in slices.
+struct Rows {
+  uint32_t k_bytes, v_bytes, k_slices, v_slices;
+};
+
+// Vector: the largest type of which all rows consist. A block moves a slice of k or v of a head; the last
+// block of a head moves its scores. `heads`: from KV head 0 of the layer on.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads)
     kv_merge_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, Vector* k, Vector* v,
-                    uint32_t* cis, const int32_t* pos, uint32_t row_bytes, uint32_t slices) {
+                    uint32_t* cis, const int32_t* pos, Rows rows) {
   const StepParams s = begin_kernel(step);
   const HeadState state = heads[p.first_head + blockIdx.y];
   const Tail tail = find_tail(s, state, pos + state.first);
   if (tail.count == 0) return;
-  if (blockIdx.x + 1 < gridDim.x) {
+  if (blockIdx.x < rows.k_slices + rows.v_slices) {
     constexpr uint32_t kWidth = kSliceBytes / sizeof(Vector);
-    const uint32_t stride = row_bytes / sizeof(Vector);
-    merge_column<kWidth>(tail, (blockIdx.x < slices ? k : v) + uint64_t(state.first) * stride, stride,
-                         blockIdx.x % slices * kWidth);
+    const bool is_v = blockIdx.x >= rows.k_slices;
+    const uint32_t stride = (is_v ? rows.v_bytes : rows.k_bytes) / sizeof(Vector);
+    merge_column<kWidth>(tail, (is_v ? v : k) + uint64_t(state.first) * stride, stride,
+                         (is_v ? blockIdx.x - rows.k_slices : blockIdx.x) * kWidth);
   } else {
     merge_column<1>(tail, cis + state.first, 1, 0);
   }
@@ -119,23 +125,29 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Vector>
-void merge(const Launch& l, const KvMerge& op, uint32_t row_bytes) {
-  const uint32_t slices = static_cast<uint32_t>(ceil_div(row_bytes, kSliceBytes));
-  launch(l, kv_merge_kernel<Vector>, dim3((op.v ? 2 : 1) * slices + 1, op.p.heads), kThreads, 0, l.step,
+void merge(const Launch& l, const KvMerge& op, const Rows& rows) {
+  launch(l, kv_merge_kernel<Vector>, dim3(rows.k_slices + rows.v_slices + 1, op.p.heads), kThreads, 0, l.step,
          l.heads + op.p.head_state, op.p, data<Vector>(op.k.values), data<Vector>(op.v.values),
-         data<uint32_t>(op.cis), data<int32_t>(op.pos), row_bytes, slices);
+         data<uint32_t>(op.cis), data<int32_t>(op.pos), rows);
 }
 
 }  // namespace
 
 void kv_merge(const Launch& l, const KvMerge& op) {
-  const uint32_t row_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim));
-  const uint64_t alignment = row_bytes | reinterpret_cast<uint64_t>(data<void>(op.k.values)) |
+  const uint32_t k_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim)),
+                 v_bytes = op.v ? static_cast<uint32_t>(kv_bytes(op.v.type, op.p.head_dim)) : 0;
+  const Rows rows{k_bytes, v_bytes, static_cast<uint32_t>(ceil_div(k_bytes, kSliceBytes)),
+                  static_cast<uint32_t>(ceil_div(v_bytes, kSliceBytes))};
+  const uint64_t alignment = k_bytes | v_bytes | reinterpret_cast<uint64_t>(data<void>(op.k.values)) |
                              reinterpret_cast<uint64_t>(data<void>(op.v.values));
-  if (alignment % sizeof(uint4))
-    merge<uint16_t>(l, op, row_bytes);
+  if (alignment % sizeof(uint4) == 0)
+    merge<uint4>(l, op, rows);
+  else if (alignment % sizeof(uint2) == 0)
+    merge<uint2>(l, op, rows);
+  else if (alignment % sizeof(uint32_t) == 0)
+    merge<uint32_t>(l, op, rows);
   else
-    merge<uint4>(l, op, row_bytes);
+    merge<uint16_t>(l, op, rows);
   launch(l, merge_positions_kernel, op.p.heads, kThreads, 0, l.step, l.heads + op.p.head_state, op.p,
          data<int32_t>(op.pos));
   l.rewritten->push_back(op.k.values);

@@ -30,10 +30,10 @@ union ViewUnit {  // 8 channels of the view
 // A thread makes 8 channels of a view row for kHeads heads, which share its cosines. If channels i and i +
 // n_rot / 2 rotate together, it reads both units and writes its own. The units of a warp belong to the same
 // rows, so nothing is read twice from memory. `states`: from KV head 0 of the layer on.
-template <int kHeads, typename Format>
+template <int kHeads, typename Keys, typename Values>
 __global__ void __launch_bounds__(256)
-    view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source<Format> k,
-                      Source<Format> v, const uint32_t* __restrict__ lists, Rope rope,
+    view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source<Keys> k,
+                      Source<Values> v, const uint32_t* __restrict__ lists, Rope rope,
                       uint4* __restrict__ view_k, uint4* __restrict__ view_v) {
   begin_kernel();
   const uint32_t units = p.head_dim / 8, i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -57,12 +57,11 @@ __global__ void __launch_bounds__(256)
     there[h] = index < list.count;
     if (!there[h]) continue;
     const uint32_t entry = list[index];
-    const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, state, head0 + h, entry));
-    own[h].bits = Format::halves(from[unit]);
-    if (rotates && halves) other[h].bits = Format::halves(from[partner]);
+    const auto* from = entry_at(k, p, state, head0 + h, entry);
+    own[h].bits = Keys::load_halves(from, p.head_dim, unit);
+    if (rotates && halves) other[h].bits = Keys::load_halves(from, p.head_dim, partner);
     if (view_v)
-      value[h].bits =
-          Format::halves(reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit]);
+      value[h].bits = Values::load_halves(entry_at(v, p, state, head0 + h, entry), p.head_dim, unit);
   }
   bool any = false;
 #pragma unroll
@@ -101,9 +100,9 @@ __global__ void __launch_bounds__(256)
 }
 
 // Any head_dim, n_rot and alignment: a thread makes a pair of channels of a view row in one head.
-template <typename Format>
+template <typename Keys, typename Values>
 __global__ void view_pairs_kernel(const StepParams* step, const HeadState* states, KvViewParams p,
-                                  Source<Format> k, Source<Format> v, const uint32_t* lists, Rope rope,
+                                  Source<Keys> k, Source<Values> v, const uint32_t* lists, Rope rope,
                                   __half* view_k, __half* view_v) {
   begin_kernel();
   const uint32_t pairs = (p.head_dim + 1) / 2, i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -116,28 +115,29 @@ __global__ void view_pairs_kernel(const StepParams* step, const HeadState* state
   const uint32_t c0 = rotates ? first_of_pair(pair, p.rope.pairing) : 2 * pair;
   const uint32_t c1 = rotates ? second_of_pair(pair, p.rope.pairing, rope.pairs) : 2 * pair + 1;
   const uint32_t entry = list[index];
-  const typename Format::Unit* const from_k = entry_at(k, p, state, head, entry);
-  const typename Format::Unit* const from_v = entry_at(v, p, state, head, entry);
+  const typename Keys::Unit* const from_k = entry_at(k, p, state, head, entry);
+  const typename Values::Unit* const from_v = entry_at(v, p, state, head, entry);
   const uint64_t to = (uint64_t(head) * p.view_capacity + row) * p.head_dim;
   if (rotates) {
     const float2 angle = rope.angle(index, pair);
-    const float x = Format::load(from_k, c0), y = Format::load(from_k, c1);
+    const float x = Keys::load(from_k, p.head_dim, c0), y = Keys::load(from_k, p.head_dim, c1);
     view_k[to + c0] = __float2half_rn(x * angle.x - y * angle.y);
     view_k[to + c1] = __float2half_rn(x * angle.y + y * angle.x);
   }
   for (const uint32_t c : {c0, c1}) {
     if (c >= p.head_dim) continue;
-    if (!rotates) view_k[to + c] = Format::load_half(from_k, c);
-    if (view_v) view_v[to + c] = Format::load_half(from_v, c);
+    if (!rotates) view_k[to + c] = Keys::load_half(from_k, p.head_dim, c);
+    if (view_v) view_v[to + c] = Values::load_half(from_v, p.head_dim, c);
   }
 }
 
-template <typename Format>
+template <typename Keys, typename Values>
 void view(const Launch& l, const KvView& op) {
-  using Unit = typename Format::Unit;
+  using Key = typename Keys::Unit;
+  using Value = typename Values::Unit;
   const KvViewParams& p = op.p;
-  const Source<Format> k{data<Unit>(op.pool_k.values), data<Unit>(op.chunk_k.values)},
-      v{data<Unit>(op.pool_v.values), data<Unit>(op.chunk_v.values)};
+  const Source<Keys> k{data<Key>(op.pool_k.values), data<Key>(op.chunk_k.values)};
+  const Source<Values> v{data<Value>(op.pool_v.values), data<Value>(op.chunk_v.values)};
   __half *const view_k = data<__half>(op.k), *const view_v = data<__half>(op.v);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   uintptr_t addresses = 0;
@@ -151,12 +151,13 @@ void view(const Launch& l, const KvView& op) {
     constexpr int kHeads = 4;
     const dim3 blocks(static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * (p.head_dim / 8), 256)),
                       static_cast<uint32_t>(ceil_div(p.heads, kHeads)));
-    launch(l, view_units_kernel<kHeads, Format>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
-           data<uint32_t>(op.list), rope, reinterpret_cast<uint4*>(view_k), reinterpret_cast<uint4*>(view_v));
+    launch(l, view_units_kernel<kHeads, Keys, Values>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k,
+           v, data<uint32_t>(op.list), rope, reinterpret_cast<uint4*>(view_k),
+           reinterpret_cast<uint4*>(view_v));
   } else {
     const dim3 blocks(
         static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * ((p.head_dim + 1) / 2), 256)), p.heads);
-    launch(l, view_pairs_kernel<Format>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
+    launch(l, view_pairs_kernel<Keys, Values>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
            data<uint32_t>(op.list), rope, view_k, view_v);
   }
 }
@@ -164,7 +165,8 @@ void view(const Launch& l, const KvView& op) {
 }  // namespace
 
 void kv_view(const Launch& l, const KvView& op) {
-  with_format(op.pool_k.type, [&]<typename Format>(Format) { view<Format>(l, op); });
+  with_formats(op.pool_k.type, op.pool_v.type,
+               [&]<typename Keys, typename Values>(Keys, Values) { view<Keys, Values>(l, op); });
 }
 
 }  // namespace thimble::cuda

@@ -31,7 +31,11 @@ __global__ void __launch_bounds__(kThreads)
       float2 low{kInfinity, kInfinity}, high{-kInfinity, -kInfinity};
 #pragma unroll 8
       for (uint32_t row = 0; row < rows; ++row) {
-        const float2 x = Format::load_two(from + uint64_t(row) * row_units, pair);
+        float2 x = Format::load_two(from + uint64_t(row) * row_units, p.head_dim, pair);
+        if constexpr (!Format::kPlain) {  // channels of blocks may be a little beyond the range of f16
+          uint32_t beyond = 0;
+          x = {HalfRows::bounded(x.x, beyond), HalfRows::bounded(x.y, beyond)};
+        }
         if (x.x < low.x) low.x = x.x;
         if (x.y < low.y) low.y = x.y;
         if (x.x > high.x) high.x = x.x;

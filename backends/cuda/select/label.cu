@@ -158,9 +158,11 @@ struct Tiles {
       const auto* chunk = there ? from + uint64_t(key) * row_units + c / 8 * Format::kChunkUnits : from;
       if constexpr (Format::kHasHalves)
         copy_async<16>(to, chunk, there);
-      else
+      else if constexpr (Format::kPlain)
         *reinterpret_cast<uint4*>(to) =
             there ? Format::halves(*reinterpret_cast<const uint4*>(chunk)) : uint4{};
+      else
+        *reinterpret_cast<uint4*>(to) = there ? Format::load_halves(chunk, head_dim, c / 8) : uint4{};
     }
   }
 };

@@ -74,7 +74,8 @@ struct Rows : QueryHead {
       const uint2 c = channels(pair), to = places(c, pair, from);
       float2 x{0, 0};
       if (index < span.count) {
-        x = {Format::load(key<Format>(index), c.x), Format::load(key<Format>(index), c.y)};
+        x = {Format::load(key<Format>(index), p.head_dim, c.x),
+             Format::load(key<Format>(index), p.head_dim, c.y)};
         if (p.rope.mode == kRopeList && pair < a.rope.pairs)
           x = turned(x, a.rope.angle(entry_of(span, index), pair));
       }

@@ -112,14 +112,14 @@ struct Row : QueryHead {
   __device__ Unit unit_of(const typename Format::Unit* key, uint32_t unit) const {
     if constexpr (kPairs == 1) {
       const uint2 c = channels(unit);
-      return {{{Format::load(key, c.x), Format::load(key, c.y)}}};
+      return {{{Format::load(key, p.head_dim, c.x), Format::load(key, p.head_dim, c.y)}}};
     } else {
       static_assert(kPairs == 4);
       const bool apart = p.rope.pairing != kRopeAdjacent && unit * kPairs < a.rope.pairs;
       const uint32_t first = unit * (apart ? 4 : 8);
       float x[8];
-      Format::load_four(key, first, x);
-      Format::load_four(key, first + (apart ? a.rope.pairs : 4), x + 4);
+      Format::load_four(key, p.head_dim, first, x);
+      Format::load_four(key, p.head_dim, first + (apart ? a.rope.pairs : 4), x + 4);
       if (!apart) return {{{x[0], x[1]}, {x[2], x[3]}, {x[4], x[5]}, {x[6], x[7]}}};
       return {{{x[0], x[4]}, {x[1], x[5]}, {x[2], x[6]}, {x[3], x[7]}}};
     }

@@ -156,7 +156,10 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll
     for (uint32_t j = 0; j < kChunks; ++j) {
       const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
-      copy_async<16>(&slot(stage, half, j), from + (valid ? j * 4 * Format::kChunkUnits : 0), valid);
+      if constexpr (Format::kPlain)
+        copy_async<16>(&slot(stage, half, j), from + (valid ? j * 4 * Format::kChunkUnits : 0), valid);
+      else
+        slot(stage, half, j) = valid ? Format::load_halves(from, p.head_dim, t + 4 * j) : uint4{};
     }
   };
   const auto fetch = [&](uint32_t stage, uint32_t tile) {
@@ -223,7 +226,11 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     float products[kFours][4] = {};  // high and low for row `row` and for row `row` + 8
 #pragma unroll
     for (uint32_t j = 0; j < kChunks; ++j) {
-      const uint4 a = Format::halves(slot(stage, 0, j)), b = Format::halves(slot(stage, 1, j));
+      uint4 a = slot(stage, 0, j), b = slot(stage, 1, j);
+      if constexpr (Format::kPlain) {
+        a = Format::halves(a);
+        b = Format::halves(b);
+      }
 #pragma unroll
       for (uint32_t four = 0; four < kFours; ++four) {
         multiply_f16(products[four], {a.x, b.x, a.y, b.y}, query[four][j].x, query[four][j].y);
