@@ -1059,23 +1059,32 @@ struct Chain {
   std::vector<HeadState> heads;  // before the step
   std::vector<View> k, v, pos, gate, cached, list;
   View q, table, scores, lse, votes, y;
+  DType k_type, v_type;
 
   // `entries`: of each head with the `rows` of the step, which lie in the chunk buffer where there are
   // several.
   Chain(const Bench& b, Operands& o, const Attending& attending, const std::vector<uint32_t>& entries,
-        uint32_t rows, uint32_t vote_scope, const Selecting& s)
+        uint32_t rows, uint32_t vote_scope, const Selecting& s, DType keys = DType::kF16,
+        DType values = DType::kF16)
       : a(attending),
         n(*std::max_element(entries.begin(), entries.end())),
         list_capacity(1 + s.count()),
-        scope(vote_scope) {
+        scope(vote_scope),
+        k_type(keys),
+        v_type(values) {
     std::vector<uint32_t> before = entries;
     for (uint32_t& count : before) count -= rows;
     heads = runs(before, rows > 1 ? 0 : 1);
     const uint64_t held = layer_entries(heads);
-    sets = b.sets(4 * held * a.dh);
+    sets = b.sets(held * (kv_bytes(k_type, a.dh) + kv_bytes(v_type, a.dh)));
+    // Blocks whose codes and scales are small.
+    const auto rows_of = [&](DType type) {
+      return type == DType::kF16 ? o.halves(held * a.dh)
+                                 : o.of(std::vector<uint8_t>(held * kv_bytes(type, a.dh), 0x21));
+    };
     for (uint32_t i = 0; i < sets; ++i) {
-      k.push_back(o.halves(held * a.dh));
-      v.push_back(o.halves(held * a.dh));
+      k.push_back(rows_of(k_type));
+      v.push_back(rows_of(v_type));
       pos.push_back(o.positions(heads));
       gate.push_back(o.of(std::vector<GateState>(1)));
       cached.push_back(o.bytes(a.width() * 4));
@@ -1097,7 +1106,7 @@ struct Chain {
   }
   void token_score(Recorder& r, uint32_t set, const View& gated) const {
     r.record(TokenScore{q,
-                        {k[set]},
+                        {k[set], k_type},
                         table,
                         gated,
                         scores,
@@ -1139,8 +1148,8 @@ struct Chain {
   }
   void attention(Recorder& r, uint32_t set, bool listed) const {
     r.record(Attention{q,
-                       {k[set]},
-                       {v[set]},
+                       {k[set], k_type},
+                       {v[set], v_type},
                        listed ? list[set] : View{},
                        table,
                        {},
@@ -1163,7 +1172,9 @@ struct Chain {
     return 4.0 * n * (scope == kVoteLayer ? 1 + a.kv_heads : a.kv_heads) + 4.0 * a.kv_heads * list_capacity;
   }
   double attention_bytes(uint32_t count) const { return 2.0 * static_cast<double>(a.entry_bytes()) * count; }
-  double attention_bytes() const { return entries() * 4.0 * a.dh; }
+  double attention_bytes() const {
+    return entries() * static_cast<double>(kv_bytes(k_type, a.dh) + kv_bytes(v_type, a.dh));
+  }
 };
 
 void writing_cases(Bench& b, std::vector<Case>& cases) {
@@ -1172,9 +1183,9 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
   // counts.
   const auto add_heads = [&](const std::string& name, const std::vector<uint32_t>& entries, uint32_t scope,
                              float theta, const std::function<void(Work&, const Chain&)>& make,
-                             const Attending& a = kLlama) {
-    cases.push_back({name, [&b, s, a, entries, scope, theta, make](Operands& o) {
-                       const Chain chain(b, o, a, entries, 1, scope, s);
+                             const Attending& a = kLlama, DType k = DType::kF16, DType v = DType::kF16) {
+    cases.push_back({name, [&b, s, a, entries, scope, theta, make, k, v](Operands& o) {
+                       const Chain chain(b, o, a, entries, 1, scope, s, k, v);
                        Work w{.model = model_shape(a),
                               .session = session_shape(chain.heads, 1, chain.n, chain.n),
                               .step = {.n_rows = 1,
@@ -1198,6 +1209,27 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
     w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
     w.bytes = c.attention_bytes();
   });
+  for (const auto& [k, v] : {std::pair(DType::kQ8_0, DType::kQ8_0), std::pair(DType::kQ8_0, DType::kQ4_0),
+                             std::pair(DType::kQ4_0, DType::kQ4_0), std::pair(DType::kF16, DType::kQ4_0)}) {
+    const std::string of = std::string(", ") + dtype_info(k).name + ":" + dtype_info(v).name;
+    for (const uint32_t n : {131072u, 512u})
+      add_heads(
+          "attention 1 row, " + std::to_string(n) + " entries" + of,
+          std::vector<uint32_t>(kLlama.kv_heads, b.entries(n)), kVoteLayer, 1,
+          [](Work& w, const Chain& c) {
+            w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
+            w.bytes = c.attention_bytes();
+          },
+          kLlama, k, v);
+    add_heads(
+        "token_score 1 row, 131072" + of, std::vector<uint32_t>(kLlama.kv_heads, b.entries(131072)),
+        kVoteLayer, 1,
+        [](Work& w, const Chain& c) {
+          w.op = [c](Recorder& r, uint32_t set) { c.token_score(r, set, {}); };
+          w.bytes = c.entries() * (static_cast<double>(kv_bytes(c.k_type, c.a.dh)) + 4.0 * c.a.group);
+        },
+        kLlama, k, v);
+  }
   cases.push_back({"attention 1 row, 512 entries", [&b, n = b.entries(512)](Operands& o) {
                      const Chain c(b, o, kLlama, n, 1, kVoteGroup, {0, 0, 1});
                      Work w{.model = model_shape(),

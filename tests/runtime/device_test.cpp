@@ -222,6 +222,27 @@ TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
   run(selecting({.pool = most() + 1024, .chunk = smaller(64, 32)}, 0.9f), most());
 }
 
+// The devices store the same codes for the same numbers. Numbers that differ by f16's rounding may get the
+// next code, which is as if a few channels had been rounded by one of 8 or of 4 bits: this moves logits less
+// than the tolerance.
+TEST_P(OnDevice, StoresBlocksAsTheCpuDoes) {
+  for (const auto& [keys, values] :
+       {std::pair(KvFormat::kQ8_0, KvFormat::kQ8_0), std::pair(KvFormat::kQ8_0, KvFormat::kQ4_0),
+        std::pair(KvFormat::kQ4_0, KvFormat::kQ4_0)}) {
+    SessionOptions dense{.pool = most() + 1024, .chunk = chunk(), .key_format = keys, .value_format = values};
+    if (!make_plan(*demo().model, *device(), dense).ok()) continue;  // the device lacks the formats
+    SCOPED_TRACE(::testing::Message()
+                 << static_cast<uint32_t>(keys) << ", " << static_cast<uint32_t>(values));
+    run(dense, most());
+    run(selecting(dense, 1), most());
+    dense.pool = pool();
+    dense.retention = Retention::kWindow;
+    dense.stabilizers = 0;
+    dense.local = 100;
+    run(dense, most());
+  }
+}
+
 TEST_P(OnDevice, MixesScoresAsTheCpuDoes) {
   SessionOptions options = locret();
   options.retention = Retention::kMix;

@@ -91,9 +91,8 @@ uint64_t free_bytes(int index, uint64_t total) {
   return std::min(free_card_bytes(index).value_or(total), total);
 }
 
-// The formats of keys and values that sessions may use. The kernels know q8_0 and q4_0 too, which no card has
-// run yet.
-bool has_format(DType type) { return has_kv_format(type); }
+// The formats of keys and values that kernels know.
+bool has_format(DType type) { return has_kv_format(type) || type == DType::kQ8_0 || type == DType::kQ4_0; }
 
 // Rows of the pool are read in units of 16 bytes.
 bool takes_rows_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
