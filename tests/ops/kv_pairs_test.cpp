@@ -42,8 +42,9 @@ class KvPairs : public OpTest {
   static constexpr int32_t kPosition = 900;
 
   bool supports(const Formats& f, uint32_t dh) {
+    const View any = input(std::vector<float>(1));
     return kv_fits(f.k, dh) && kv_fits(f.v, dh) &&
-           device().supports(KvMerge{.k = {{}, f.k}, .v = {{}, f.v}, .p = {.head_dim = dh}});
+           device().supports(KvMerge{.k = {any, f.k}, .v = {any, f.v}, .p = {.head_dim = dh}});
   }
   // Numbers of which some channels are much larger than the others.
   static std::vector<float> uneven(Random& random, size_t count, uint32_t dh) {
