@@ -92,7 +92,7 @@ inline float half_at(const std::byte* p) {
 }
 inline uint16_t to_half(float x) {
 #if defined(__F16C__)
-  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+  return static_cast<uint16_t>(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT)));
 #else
   return f32_to_f16(x);
 #endif
