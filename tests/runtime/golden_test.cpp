@@ -161,8 +161,8 @@ TEST_P(FamilyGoldens, AreReproduced) {
   // another expert, which moves llama.cpp's own logits by 0.34. The first text is off by 0.09 at its second
   // token, probably for the same reason. Those of kExchangesInF16 are off by up to 0.28 where products round
   // to f16, on an H200; with products in f32, the software driver reproduces them.
-  const auto is_in = [&](const auto& numbers) {
-    return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
+  const auto is_in = [n = number](const auto& numbers) {
+    return std::find(std::begin(numbers), std::end(numbers), n) != std::end(numbers);
   };
   const bool rounds = rounds_to_halves(device), exchanges = is_in(kExchanges) ||
                                                             (rounds && is_in(kExchangesInF16)) ||
