@@ -62,7 +62,7 @@ void expect_votes(uint32_t mode, uint32_t ahead) {
     const std::vector<std::byte> rows(page.positions.size() * kDim * 2);
     must(store.add(0, {page.positions, scores.data(), keys.data(), rows.data(), rows.data()}));
     for (size_t i = 0; i < page.positions.size(); ++i)
-      page.keys.emplace_back(&keys[i * kDim], &keys[(i + 1) * kDim]);
+      page.keys.emplace_back(keys.data() + i * kDim, keys.data() + (i + 1) * kDim);
   }
   pages[1].keys.insert(pages[1].keys.end(), pages[2].keys.begin(),
                        pages[2].keys.end());  // one page of the text
