@@ -46,7 +46,8 @@ inline Cost state_cost(const SsmMixer& m) {
 Cost key_cost(const AttentionMixer&, DType = DType::kF16);
 // The same for its keys and values.
 Cost entry_cost(const AttentionMixer&, DType k = DType::kF16, DType v = DType::kF16);
-// The cost of its keys in f16 in all layers that attend to every entry, without the first `skipped` layers of the model.
+// The cost of its keys in f16 in all layers that attend to every entry, without the first `skipped` layers of
+// the model.
 Cost full_key_cost(const Model&, uint32_t skipped = 0);
 // The number of KV heads whose entries these layers attend to.
 uint32_t full_heads(const Model&);

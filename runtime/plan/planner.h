@@ -12,8 +12,8 @@ struct MemoryPlan {
   Dimensions dimensions;
   uint32_t capacity = 0;
   uint32_t finer_layers = 0;  // layers whose keys or values have more bits than the options say (kv_types.h)
-  uint64_t weights = 0;  // bytes on the device; 0 if the device reads the mapped file
-  uint64_t shared = 0;   // part of weights that other sessions placed; not in total
+  uint64_t weights = 0;       // bytes on the device; 0 if the device reads the mapped file
+  uint64_t shared = 0;        // part of weights that other sessions placed; not in total
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
   uint64_t store = 0;        // host memory for evicted entries, without a file; in no other number
   uint64_t store_file = 0;   // bytes of a file for evicted entries; its index is part of io
