@@ -144,7 +144,7 @@ class Adore : public RetentionPolicy, public HostControl {
     if (l.layer == 0) copy(l.recorder, host_scores_, scores_);  // copied from the host once for all layers
     l.recorder.record(GivenScore{.score = scores_,
                                  .cis = l.pool().cis,
-                                 .chunk_cis = l.chunk ? l.chunk_rows().cis : View{},
+                                 .chunk_cis = l.chunk_rows().cis,
                                  .p = {.first_head = 0,
                                        .heads = kv_heads_,
                                        .chunk_capacity = l.setting.options.chunk,

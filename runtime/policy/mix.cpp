@@ -33,7 +33,7 @@ class Mix : public RetentionPolicy {
     const Scores mixed = ranked_by(l);
     record_key_diff(l, sums_, mixed);
     l.recorder.record(ScoreMix{.scores = l.pool().cis,
-                               .chunk_scores = l.chunk ? l.chunk_rows().cis : View{},
+                               .chunk_scores = l.chunk_rows().cis,
                                .mixed = mixed.pool,
                                .chunk_mixed = mixed.chunk,
                                .p = {.first_head = 0,

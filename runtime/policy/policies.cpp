@@ -151,13 +151,13 @@ void record_query_score(const LayerStep& l, const View& query, const View& sums)
   const bool last = bool(query);
   l.recorder.record(QueryScore{.q = last ? query : l.at.qkv,
                                .k = l.pool().k,
-                               .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
+                               .chunk_k = l.chunk_rows().k,
                                .list = {},
                                .rope = l.rope_table(),
                                .sinks = l.weights.of(m.sinks),
                                .sums = sums,
                                .cis = l.pool().cis,
-                               .chunk_cis = l.chunk ? l.chunk_rows().cis : View{},
+                               .chunk_cis = l.chunk_rows().cis,
                                .p = {.first_head = 0,
                                      .heads = m.kv_heads,
                                      .group = m.group(),
@@ -188,7 +188,7 @@ KeySums place_key_sums(const Setting& s, Arena& workspace) {
 
 void record_key_diff(const LayerStep& l, const KeySums& sums, const RetentionPolicy::Scores& into) {
   l.recorder.record(KeyDiff{.k = l.pool().k,
-                            .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
+                            .chunk_k = l.chunk_rows().k,
                             .sums = sums.sums,
                             .cis = into.pool,
                             .chunk_cis = into.chunk,

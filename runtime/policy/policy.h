@@ -49,7 +49,11 @@ struct LayerStep {
   bool chunk;
 
   const LayerPool& pool() const { return at.layers[layer]; }
-  const ChunkRows& chunk_rows() const { return at.chunks[layer]; }
+  // The layer's rows in the chunk buffer; empty arrays in a step without a chunk.
+  const ChunkRows& chunk_rows() const {
+    static const ChunkRows none;
+    return chunk ? at.chunks[layer] : none;
+  }
   const Layer& model_layer() const { return setting.model.layers[layer]; }
   // The layer's attention. Policies only get layers that have one; a retention, only those with own keys.
   const AttentionMixer& attention() const { return *model_layer().attention(); }
@@ -131,9 +135,7 @@ class RetentionPolicy {
   struct Scores {
     View pool, chunk;  // shaped like LayerPool::cis and ChunkRows::cis
   };
-  virtual Scores ranked_by(const LayerStep& l) const {
-    return {l.pool().cis, l.chunk ? l.chunk_rows().cis : View{}};
-  }
+  virtual Scores ranked_by(const LayerStep& l) const { return {l.pool().cis, l.chunk_rows().cis}; }
   // Records the ops that score the waiting tokens, if the policy scores later than at once. In a second
   // reading it finds their rows where record() finds the rows of a chunk.
   virtual void record_upkeep(const LayerStep&) const {}
