@@ -1,24 +1,10 @@
 // Tests from where a slot of thimble serve continues.
 #include <gtest/gtest.h>
 
-#include <numeric>
-
-#include "apps/serve/history.h"
+#include "tests/apps/serve_prompt.h"
 
 namespace app::serve {
 namespace {
-
-constexpr uint32_t kChunk = 10, kLocal = 3;
-
-Json message(const char* role, const char* content) { return {{"role", role}, {"content", content}}; }
-
-Prompt prompt_of(std::vector<Json> messages, int32_t tokens) {
-  Prompt prompt;
-  prompt.messages = Json(std::move(messages));
-  prompt.ids.resize(static_cast<size_t>(tokens));
-  std::iota(prompt.ids.begin(), prompt.ids.end(), 0);
-  return prompt;
-}
 
 // A slot that has read a first question of `tokens` tokens and answered it with "b" in two tokens.
 History answered(int32_t tokens, bool cut = false) {

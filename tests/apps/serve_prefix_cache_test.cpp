@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <numeric>
 #include <thread>
 
 #include "apps/serve/history.h"
 #include "apps/serve/prefix_cache.h"
+#include "tests/apps/serve_prompt.h"
 
 namespace app::serve {
 namespace {
@@ -279,18 +279,6 @@ TEST_F(ServePrefixCache, SeveralServersUseOneFolderAtATime) {
 }
 
 // ---- keys and histories ----
-
-constexpr uint32_t kChunk = 10, kLocal = 3;
-
-Json message(const char* role, const char* content) { return {{"role", role}, {"content", content}}; }
-
-Prompt prompt_of(std::vector<Json> messages, int32_t tokens) {
-  Prompt prompt;
-  prompt.messages = Json(std::move(messages));
-  prompt.ids.resize(static_cast<size_t>(tokens));
-  std::iota(prompt.ids.begin(), prompt.ids.end(), 0);
-  return prompt;
-}
 
 History answered(int32_t tokens) {
   History history(kChunk, kLocal);

@@ -97,7 +97,7 @@ constexpr const char* kWithExperts[] = {"moe", "mixtral", "gpt-oss", "qwen3next"
 
 // Whether a device multiplies in f16. The software driver does not.
 bool rounds_to_halves(const std::string& device) {
-  const std::vector<DeviceInfo> all = list_devices();
+  static const std::vector<DeviceInfo> all = list_devices();
   return device != "cpu" && std::none_of(all.begin(), all.end(), [&](const DeviceInfo& info) {
            return info.name == device && info.software;
          });
