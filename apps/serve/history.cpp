@@ -45,7 +45,7 @@ uint64_t add_message(uint64_t hash, const Json& message) {
   return add_hash(hash, text.data(), text.size() + 1);  // with the zero at its end
 }
 
-// A conversation's hashes begin with those of the variables, and of something that is no token.
+// A conversation's hashes begin with the hash of the settings and variables, which tells them from hashes of tokens.
 uint64_t conversation_hash(uint64_t settings, const std::string& variables) {
   return add_hash(add_hash(kFirstHash, &settings, sizeof settings), variables.c_str(), variables.size() + 1);
 }

@@ -77,7 +77,7 @@ class PrefixCache {
   bool holds(const std::vector<StateKey>& keys);
   // Writes a state of `bytes` bytes. `write` writes them to the open file. Older states that this one
   // replaces are deleted. Returns false if the state was not saved, and logs why, but not twice in a row. If
-  // `write` throws, the file is removed; what is no std::exception is passed on.
+  // `write` throws, the file is removed, and anything but a std::exception is thrown on.
   bool save(const StateNote& note, uint64_t bytes, const std::function<void(int descriptor)>& write);
 
   struct Size {
@@ -97,7 +97,7 @@ class PrefixCache {
     uint64_t bytes = 0;
     Time used;
     uint64_t settings = 0;
-    std::vector<StateKey> keys;  // none: the file is no state of this version
+    std::vector<StateKey> keys;  // empty if the file was not written by this version
   };
   using States = std::map<std::string, State>;  // by the file's name
 

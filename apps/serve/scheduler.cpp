@@ -906,7 +906,7 @@ Reuse Scheduler::restored(Slot& slot, Job& job, Reuse reuse, std::string& where)
       if (failure.status == THIMBLE_IO) continue;  // another server deleted it
       if (failure.status != THIMBLE_FORMAT && failure.status != THIMBLE_MISMATCH) {
         log_cache(std::string("a saved state is not used now: ") + failure.what());
-        break;  // there is no memory for others either
+        break;  // another state would not fit into memory, either
       }
       cache_->drop(match.path, failure.what());
     }

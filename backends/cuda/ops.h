@@ -29,7 +29,7 @@ THIMBLE_OPS(THIMBLE_DECLARE_OP)
 void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
             const RmsNorm* norm);
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
-// A token's three, or two: the linear may be null. Then there is no shared expert.
+// The three ops of a single token. The linear may be null, and then there is no shared expert.
 void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertLinear*, const SharedExpert&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
 void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
