@@ -173,6 +173,14 @@ void check_context_management(const Json& body) {
   }
 }
 
+// The three kinds of input tokens add up to the prompt.
+Json message_usage(const Usage& usage) {
+  return {{"input_tokens", usage.prompt - usage.cached - usage.saved},
+          {"cache_creation_input_tokens", usage.saved},
+          {"cache_read_input_tokens", usage.cached},
+          {"output_tokens", usage.generated}};
+}
+
 class Message : public AnswerWriter {
  public:
   Message(const Identity& who, const Asked& asked)
@@ -203,7 +211,7 @@ class Message : public AnswerWriter {
       return message.replace(message.find(kNone), kNone.size(), content + "]");
     }
     out += event("message_delta", {{"delta", {{"stop_reason", reason}, {"stop_sequence", stopped}}},
-                                   {"usage", {{"output_tokens", usage.generated}}}});
+                                   {"usage", message_usage(usage)}});
     return out + event("message_stop", Json::object());
   }
 
@@ -220,18 +228,10 @@ class Message : public AnswerWriter {
 
   // The message without its content.
   Json whole(const Json& reason, const Json& stop, const Usage& usage) const {
-    return {{"id", "msg_" + who_.id},
-            {"type", "message"},
-            {"role", "assistant"},
-            {"model", who_.model},
-            {"content", Json::array()},
-            {"stop_reason", reason},
-            {"stop_sequence", stop},
-            {"usage",
-             {{"input_tokens", usage.prompt - usage.cached},
-              {"cache_creation_input_tokens", 0},
-              {"cache_read_input_tokens", usage.cached},
-              {"output_tokens", usage.generated}}}};
+    return {{"id", "msg_" + who_.id},   {"type", "message"},
+            {"role", "assistant"},      {"model", who_.model},
+            {"content", Json::array()}, {"stop_reason", reason},
+            {"stop_sequence", stop},    {"usage", message_usage(usage)}};
   }
 
   // Begins a content block, which is sent as `block`.

@@ -794,7 +794,10 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
   Ending ending = Ending::kLength;
   Gate gate(model_, task, job.grammars);
   slot.history.begin_answer();
-  if (!answer) listener.begun(usage);
+  if (!answer) {
+    count_saved(slot, usage);
+    listener.begun(usage);
+  }
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
     if (task.logprobs) before = logits(slot.session);
@@ -825,6 +828,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
     ending = Ending::kStopText;
   else
     slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
+  count_saved(slot, usage);
   if (answer + 1 < task.answers) {
     listener.next(ending);
     return [] {};
@@ -967,6 +971,12 @@ std::vector<uint64_t> Scheduler::shared_parts(const Slot& slot, const Job& job,
 bool Scheduler::pays(const Slot& slot, uint64_t reach) const {
   const uint64_t chunk = kinds_memory_[slot.kind].chunk;
   return cache_ && reach >= slot.saved + std::max(2 * chunk, reach / 32);
+}
+
+// Counts the tokens of the prompt that were read now and that files hold, or will after the answer.
+void Scheduler::count_saved(const Slot& slot, Usage& usage) const {
+  const uint64_t reach = slot.history.reach(), held = pays(slot, reach) ? reach : slot.saved;
+  usage.saved = std::max(std::min(held, usage.prompt), usage.cached) - usage.cached;
 }
 
 // Saves the session's state, with this history. `job` is the job that waits meanwhile, or null.

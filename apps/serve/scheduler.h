@@ -186,6 +186,7 @@ class Scheduler {
   uint64_t held(const Slot& slot) const;
   std::vector<uint64_t> shared_parts(const Slot& slot, const Job& job, const std::vector<int32_t>& ids) const;
   bool pays(const Slot& slot, uint64_t reach) const;
+  void count_saved(const Slot& slot, Usage& usage) const;
   void save(Slot& slot, const History& history, Job* job);
   void save_before_eviction(Slot& slot, Job& job);
   static void watch(Slot& slot);

@@ -107,6 +107,7 @@ struct Usage {
   uint64_t prompt = 0;     // all tokens of the prompt, including those that were not read again
   uint64_t cached = 0;     // tokens of the prompt that were not read again
   uint64_t generated = 0;  // generated tokens, including the one that ended the answer
+  uint64_t saved = 0;      // tokens of the prompt that are not `cached`, and that a file holds from now on
 };
 
 // The id, time and model name of an answer.

@@ -11,7 +11,7 @@ import threading
 import time
 import unittest
 
-from serve_client import BOOK, COMMAND, ENVIRONMENT, HEADS, MODEL, Server
+from serve_client import BOOK, COMMAND, ENVIRONMENT, HEADS, MODEL, Server, events
 
 CHUNK, POOL = 128, 512
 DEVICE = ["--device", "cpu", "--chunk", str(CHUNK), "-n", "12"]
@@ -136,6 +136,35 @@ class Cache(unittest.TestCase):
         for number in range(2):
             usage = server.ask("POST", "/v1/completions", {"prompt": ids, "max_tokens": 2})[2]["usage"]
             self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], last_border(len(ids)) if number else 0)
+
+    def test_messages_say_how_much_was_saved(self):
+        for policy in (WINDOW, DENSE):
+            with self.subTest(policy=policy[6:]):
+                server = self.serve(*policy)
+
+                def usage(question, **fields):
+                    return server.chat([about(question)], "/v1/messages", max_tokens=12, **fields)["usage"]
+
+                def parts(usage):
+                    return [usage[name] for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")]
+
+                first = parts(usage(QUESTIONS[0]))
+                server.settle()
+                # Entries are evicted at the end of a prompt, so the state is saved before it; else with the answer.
+                border = last_border(sum(first), 100 if policy == WINDOW else 0)
+                self.assertEqual(first, [0, border, sum(first) - border] if policy == WINDOW else [0, sum(first), 0])
+                second = parts(usage(QUESTIONS[1]))
+                self.assertEqual(second[:2], [border, 0])  # what is new since then is not worth a file
+                text = BOOK[30000:36000]
+                body = {"messages": [about(QUESTIONS[0], text)], "max_tokens": 12}
+                lines = events(server.stream(body, "/v1/messages"))
+                begun, ended = lines[0]["message"]["usage"], lines[-2]["usage"]
+                self.assertEqual(sum(parts(begun)), sum(parts(ended)))
+                self.assertEqual(parts(ended)[1] == sum(parts(ended)), policy == DENSE)
+                server.stop()
+        server = LoggedServer(*WINDOW)
+        self.assertEqual(server.chat([about(QUESTIONS[0])], "/v1/messages", max_tokens=12)["usage"]["cache_creation_input_tokens"], 0)
+        server.stop()
 
     def test_what_prompts_share_is_found_although_entries_were_evicted_since(self):
         system, texts = BOOK[:4000], (BOOK[10000:16000], BOOK[20000:26000])

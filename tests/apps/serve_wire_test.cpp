@@ -852,10 +852,10 @@ TEST(ServeAnthropic, WritesAMessage) {
   writer->begin({10, 4, 0});
   writer->piece({"Hello", {}});
   EXPECT_EQ(
-      writer->end(Ending::kStopText, "x", {10, 4, 3}),
+      writer->end(Ending::kStopText, "x", {10, 4, 3, 5}),
       R"({"id":"msg_7","type":"message","role":"assistant","model":"tiny","content":[{"type":"text","text":"Hello"}],)"
-      R"("stop_reason":"stop_sequence","stop_sequence":"x","usage":{"input_tokens":6,)"
-      R"("cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":3}})");
+      R"("stop_reason":"stop_sequence","stop_sequence":"x","usage":{"input_tokens":1,)"
+      R"("cache_creation_input_tokens":5,"cache_read_input_tokens":4,"output_tokens":3}})");
 }
 
 TEST(ServeAnthropic, StreamsTextAndCalls) {
@@ -888,7 +888,8 @@ TEST(ServeAnthropic, StreamsTextAndCalls) {
   EXPECT_EQ(
       writer->end(Ending::kEnd, "", {1, 0, 9}),
       "event: message_delta\n"
-      R"(data: {"type":"message_delta","delta":{"stop_reason":"tool_use","stop_sequence":null},"usage":{"output_tokens":9}})"
+      R"(data: {"type":"message_delta","delta":{"stop_reason":"tool_use","stop_sequence":null},"usage":{"input_tokens":1,)"
+      R"("cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":9}})"
       "\n\nevent: message_stop\n"
       R"(data: {"type":"message_stop"})"
       "\n\n");
