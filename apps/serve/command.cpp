@@ -134,6 +134,7 @@ Command add_serve(CLI::App& root) {
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_session_flags(*app, settings);
+  add_draft_flags(*app, settings);
   add_sampling_flags(*app, settings);
   app->footer(
       "The flags of the answer are defaults, which a request can override.\n"

@@ -281,7 +281,7 @@ Scheduler::Policies::Policies(const Settings& s, const Model& model, const std::
   for (const SlotKind& kind : slots) {
     thimble_session_options options = session_options(settings, model, retention, 0);
     options.progress = show_progress;
-    options.watch = 1;
+    options.watch = options.draft == THIMBLE_DRAFT_NONE;  // no draft can be watched
     if (kind.pool) options.pool = kind.pool;
     if (slots.size() > 1) options.budget_bytes = 0;
     leave_room_for_clones(model, options, kind.count - 1);

@@ -722,6 +722,60 @@ class Sizes(unittest.TestCase):
             Server(*self.FLAGS, "--slots", "1x9000,2x4096", "--mem-budget", "64MiB")
 
 
+class Drafts(unittest.TestCase):
+    """With drafts, answers are those of a server without."""
+
+    def answers(self, server):
+        """What comes for requests of many kinds, without what differs from run to run."""
+        got = []
+
+        def chat(messages, **fields):
+            body = server.chat(messages, **fields)
+            got.append((body["choices"], body["usage"]))
+            return body["choices"][0]["message"]
+
+        text = BOOK[:9000]  # twice the pool, so that entries are evicted
+        messages = [user(text + "\n\nRepeat the first sentence, then the first sentence.")]
+        messages += [chat(messages, max_tokens=60), user("Again.")]
+        chat(messages, max_tokens=60)  # goes on in its slot
+        chat(QUESTION, logprobs=True, top_logprobs=2, stop="gen")
+        chat(QUESTION, watch=True)
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "again": {"type": "integer"}},
+                  "required": ["city", "again"]}
+        for sampled in ({}, {"temperature": 1, "seed": 5, "n": 3, "repeat_penalty": 1.2, "logit_bias": {"300": 5}}):
+            chat(QUESTION, guided_json=schema, max_tokens=60, **sampled)
+            chat("Tell me a story.", max_tokens=80, **sampled)
+        got.append(content(server.stream({"messages": [user(QUESTION)], "grammar": 'root ::= ("In " | "Bergen")+', "max_tokens": 30})))
+        return got
+
+    def test_answers_are_those_without_drafts(self):
+        flags = [*POLICY, "--mem-budget", "128MiB"]
+        plain = Server(*flags)
+        expected, memory = self.answers(plain), plain.state()["memory"]["slot"]
+        self.assertEqual(plain.stop()[0], 0)
+        for draft in ("lookup", MODEL):
+            for most in (["--draft-max", "3"], []):
+                with self.subTest(draft=draft, most=most), tempfile.TemporaryDirectory() as folder:
+                    server = Server(*flags, "--draft", draft, *most, "--cache-dir", folder)
+                    for again in (False, True):
+                        got = self.answers(server)
+                        self.assertEqual(got[0][0], expected[0][0])
+                        if not again:
+                            self.assertEqual(got, expected)
+                    # Lookup remembers tokens; a model that drafts has a session of its own.
+                    slot = server.state()["memory"]["slot"]
+                    self.assertGreater(slot["io"] + slot["draft"], memory["io"] + memory["draft"] + (200 << 10))
+                    self.assertEqual(server.stop()[0], 0)
+
+    def test_what_cannot_be_drafted_is_refused(self):
+        server = Server(*POLICY, "--draft", "lookup")
+        status, answer = server.set(selection="quest")
+        self.assertEqual((status, "draft" in answer["error"]["message"]), (400, True), answer)
+        self.assertEqual(server.set(retention="window", pool=512)[0], 200)
+        self.assertEqual(server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+        self.assertEqual(server.stop()[0], 0)
+
+
 class Large(unittest.TestCase):
     """Tests with texts of the largest allowed size: a body of 1 MiB with this budget."""
 

@@ -126,6 +126,7 @@ def tokens(text):
 class Chain(unittest.TestCase):
     """Each test has a server with one slot, so the slot's text comes only from the requests of that test."""
     model_of = ()  # template, special tokens, chains
+    flags = ()
 
     @classmethod
     def setUpClass(cls):
@@ -138,7 +139,7 @@ class Chain(unittest.TestCase):
         cls.folder.cleanup()
 
     def setUp(self):
-        self.server = Server("--device", "cpu", "--slots", "1", "--pool", "2048", "--retention", "none", model=self.model)
+        self.server = Server("--device", "cpu", "--slots", "1", "--pool", "2048", "--retention", "none", *self.flags, model=self.model)
 
     def tearDown(self):
         self.assertEqual(self.server.stop()[0], 0)
@@ -544,6 +545,10 @@ class Thoughts(Chain):
         self.assertTrue(self.read().startswith("<|user|>Be brief.\n\nHi<|assistant|>"), self.read())
         self.server.chat([{"role": "user", "content": "Hi"}], "/v1/messages", system="Be brief.", max_tokens=9)
         self.assertTrue(self.read().startswith("<|user|>Be brief.\n\nHi<|assistant|>"), self.read())
+
+
+class ThoughtsWithDrafts(Thoughts):
+    flags = ("--draft", "lookup", "--draft-max", "3")
 
 
 if __name__ == "__main__":
