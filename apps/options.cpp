@@ -368,6 +368,14 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
                  "Last tokens that the penalty applies to (default: 64)")
       ->type_name("N")
       ->group(group);
+  app.add_option("--presence-penalty", s.sampler.presence_penalty,
+                 "Subtracted from the logits of tokens that the answer has (default: 0)")
+      ->type_name("X")
+      ->group(group);
+  app.add_option("--frequency-penalty", s.sampler.frequency_penalty,
+                 "Subtracted for each time that the answer has the token (default: 0)")
+      ->type_name("X")
+      ->group(group);
 }
 
 void add_chat_flags(CLI::App& app, Settings& s) {

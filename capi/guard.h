@@ -108,6 +108,9 @@ inline constexpr uint32_t kFirstSize<thimble_stats> = offsetof(thimble_stats, sa
 template <>
 inline constexpr uint32_t kFirstSize<thimble_memory> = offsetof(thimble_memory, draft);
 template <>
+inline constexpr uint32_t kFirstSize<thimble_sampler_options> = offsetof(thimble_sampler_options,
+                                                                         presence_penalty);
+template <>
 inline constexpr uint32_t kFirstSize<thimble_training_options> = offsetof(thimble_training_options,
                                                                           text_tokens);
 

@@ -386,7 +386,7 @@ thimble_status thimble_session_set_sampler(thimble_session* session, const thimb
     options.repeat_penalty = o.repeat_penalty;
     options.repeat_last = o.repeat_last;
     options.seed = o.seed;
-    return s.session->set_sampler(options);
+    return s.session->set_sampler(options, {o.presence_penalty, o.frequency_penalty});
   });
 }
 

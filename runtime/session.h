@@ -53,7 +53,7 @@ class Session {
   ~Session();
 
   void set_progress(std::function<void(const Progress&)> progress) { progress_ = std::move(progress); }
-  Status set_sampler(const SamplerOptions&);
+  Status set_sampler(const SamplerOptions&, const AnswerPenalties& = {});
   Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
   // The tokens that are generated from now on form a text of the grammar, and then end the generation. Null:
   // any token may be generated.

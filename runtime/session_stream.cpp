@@ -138,17 +138,19 @@ Result<int32_t> Session::sample() {
   Constraint& constraint = state_.constraint;
   if (state_.sampler.samples_best(state_.arg_max) && constraint.allows(state_.arg_max)) return state_.arg_max;
   THIMBLE_LET(logits, this->logits());
-  if (!constraint.active()) return state_.sampler.sample(logits.data());
+  if (!constraint.active()) return state_.sampler.sample(logits.data(), nullptr, state_.read);
   const grammar::TokenMask& allowed = constraint.allowed();
   if (allowed.none())
     return error(Code::kUnsupported,
                  "the grammar cannot go on: the vocabulary lacks a byte that must come next, or a token that "
                  "ends an answer");
-  return state_.sampler.sample(logits.data(), &allowed);
+  return state_.sampler.sample(logits.data(), &allowed, state_.read);
 }
 
 // A token that was sampled by an interrupted step, but not started, is sampled again with the new options.
-Status Session::set_sampler(const SamplerOptions& options) {
+Status Session::set_sampler(const SamplerOptions& options, const AnswerPenalties& penalties) {
+  THIMBLE_TRY(Sampler::check(options));
+  THIMBLE_TRY(state_.sampler.set_penalties(penalties));
   THIMBLE_TRY(state_.sampler.set(options));
   if (!unfinished_.started) unfinished_.sampled = false;
   return {};

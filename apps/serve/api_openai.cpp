@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "apps/serve/answer.h"
 #include "apps/serve/json.h"
@@ -15,9 +16,13 @@ namespace {
 constexpr int64_t kMostTop = 20;
 
 // Fields that are read, besides those of sampling. All others are refused.
-constexpr const char* kRead[] = {
-    "model",           "n",           "max_tokens",  "logprobs", "stream", "stream_options",
-    "response_format", "guided_json", "json_schema", "grammar"};
+constexpr const char* kRead[] = {"model",           "n",
+                                 "max_tokens",      "logprobs",
+                                 "stream",          "stream_options",
+                                 "response_format", "guided_json",
+                                 "json_schema",     "grammar",
+                                 "guided_grammar",  "guided_regex",
+                                 "guided_choice",   "structured_outputs"};
 constexpr const char* kChatRead[] = {"messages",
                                      "tools",
                                      "tool_choice",
@@ -58,6 +63,18 @@ void read_biases(const Json& body, Task& task) {
   }
 }
 
+void read_stop_ids(const Json& body, Task& task) {
+  const Json* given = array_field(body, "stop_token_ids");
+  if (!given) return;
+  constexpr size_t kMost = 256;
+  const auto is_id = [](const Json& id) {
+    return id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() <= INT32_MAX;
+  };
+  if (given->size() > kMost || !std::all_of(given->begin(), given->end(), is_id))
+    throw Refusal(400, "\"stop_token_ids\" must be an array of at most 256 ids of tokens");
+  for (const Json& id : *given) task.stop_ids.push_back(id.get<int32_t>());
+}
+
 }  // namespace
 
 void read_sampling(const Json& body, Task& task) {
@@ -66,7 +83,9 @@ void read_sampling(const Json& body, Task& task) {
   task.temperature = number_field(body, "temperature", 0, 2);
   task.top_p = number_field(body, "top_p", 0, 1);
   task.min_p = number_field(body, "min_p", 0, 1);
-  task.repeat_penalty = number_field(body, "repeat_penalty", kLeastPenalty, kMostPenalty);
+  for (const char* name : {"repetition_penalty", "repeat_penalty"})  // the first one is vLLM's
+    if (const auto penalty = number_field(body, name, kLeastPenalty, kMostPenalty))
+      task.repeat_penalty = penalty;
   if (const auto top_k = integer_field(body, "top_k", -1, INT32_MAX))  // -1 and 0: all tokens
     task.top_k = static_cast<uint32_t>(std::max<int64_t>(*top_k, 0));
   if (const auto last = integer_field(body, "repeat_last_n", 0, kMostPenalised))
@@ -75,11 +94,17 @@ void read_sampling(const Json& body, Task& task) {
   if (const auto seed = integer_field(body, "seed", INT64_MIN, INT64_MAX))
     task.seed = static_cast<uint64_t>(*seed);
   task.stops = stops_field(body, "stop");
-  refuse_unless_neutral(body, "frequency_penalty", 0);
-  refuse_unless_neutral(body, "presence_penalty", 0);
+  constexpr double kMostSubtracted = 2;
+  task.presence_penalty = number_field(body, "presence_penalty", -kMostSubtracted, kMostSubtracted);
+  task.frequency_penalty = number_field(body, "frequency_penalty", -kMostSubtracted, kMostSubtracted);
   read_biases(body, task);
-  refuse_unless_neutral(body, "ignore_eos", false);
-  refuse_unless_neutral(body, "stop_token_ids", Json::array());
+  task.ignores_end = bool_field(body, "ignore_eos").value_or(false);
+  read_stop_ids(body, task);
+}
+
+void check_end(const Task& task) {
+  if (task.ignores_end && !task.max_tokens)
+    throw Refusal(400, "\"ignore_eos\" needs a number of tokens, \"max_tokens\"");
 }
 
 Json template_variables(const Json& body, const std::string* effort) {
@@ -218,6 +243,27 @@ Json template_message(const Json& message) {
   return out;
 }
 
+// The grammar of texts of which one is the answer.
+Form choice_form(const Json& texts) {
+  std::string rule = "root ::= ";
+  for (const Json& text : texts) {
+    if (!text.is_string()) throw Refusal(400, "the choices of an answer must be texts");
+    rule += (&text == &texts.front() ? "" : " | ") + write_json(text);
+  }
+  return {Form::Kind::kGbnf, rule};
+}
+
+// The forms under the names that an object has for them: vLLM's, once with a prefix and once inside an
+// object.
+void read_forms(const Json& object, const std::string& prefix, const std::function<void(Form)>& take) {
+  const std::string json = prefix + "json", regex = prefix + "regex", choice = prefix + "choice",
+                    grammar = prefix + "grammar";
+  if (const Json* schema = find_field(object, json.c_str())) take(schema_form(*schema, json.c_str()));
+  if (const std::string* text = text_field(object, regex.c_str())) take({Form::Kind::kRegex, *text});
+  if (const Json* texts = array_field(object, choice.c_str())) take(choice_form(*texts));
+  if (const std::string* text = text_field(object, grammar.c_str())) take({Form::Kind::kGbnf, *text});
+}
+
 // Reads what the answer must be. Other servers have names of their own for it.
 void read_form(const Json& body, Task& task) {
   size_t given = 0;
@@ -230,9 +276,14 @@ void read_form(const Json& body, Task& task) {
     const Json* holder = object_field(*format, "json_schema");
     take(format_form(*format, holder ? *holder : *format));
   }
-  for (const char* name : {"guided_json", "json_schema"})
-    if (const Json* schema = find_field(body, name)) take(schema_form(*schema, name));
+  if (const Json* schema = find_field(body, "json_schema")) take(schema_form(*schema, "json_schema"));
   if (const std::string* grammar = text_field(body, "grammar")) take({Form::Kind::kGbnf, *grammar});
+  read_forms(body, "guided_", take);
+  if (const Json* forms = object_field(body, "structured_outputs")) {
+    constexpr const char* kForms[] = {"json", "regex", "choice", "grammar"};
+    refuse_unknown(*forms, {kForms});
+    read_forms(*forms, "", take);
+  }
 }
 
 // The tools of a chat completion; null if there are none.
@@ -564,6 +615,7 @@ Asked read_chat_completion(const Json& body) {
     throw Refusal(400,
                   "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
   if (goes_on) go_on_with_last(task);
+  check_end(task);
   task.answers = static_cast<uint32_t>(integer_field(body, "n", 1, kMostAnswers).value_or(1));
   read_streaming(body, asked);
   return asked;
@@ -583,6 +635,7 @@ Asked read_completion(const Json& body) {
   task.top_logprobs = static_cast<uint32_t>(top.value_or(0));
   read_form(body, task);
   refuse_unless_neutral(body, "echo", false);
+  check_end(task);
   task.answers = static_cast<uint32_t>(integer_field(body, "n", 1, kMostAnswers).value_or(1));
   refuse_unless_neutral(body, "best_of", task.answers);
   refuse_unless_neutral(body, "suffix", "");

@@ -372,6 +372,7 @@ Asked read_response(const Json& body) {
   read_tools(body, tools ? response_tools(*tools) : Json(), task);
   read_sampling(body, task);
   task.max_tokens = integer_field(body, "max_output_tokens", 1, kMostTokens);
+  check_end(task);
   const Json* reasoning = object_field(body, "reasoning");
   if (reasoning) refuse_unknown(*reasoning, {kReasoningRead});
   task.variables = template_variables(body, reasoning ? text_field(*reasoning, "effort") : nullptr);

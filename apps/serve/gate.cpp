@@ -20,6 +20,12 @@ Grammar make_grammar(const Model& model, MakeGrammar make, const std::string& te
   return Grammar(grammar);
 }
 
+MakeGrammar language_of(Form::Kind kind) {
+  return kind == Form::Kind::kSchema  ? thimble_grammar_create_json_schema
+         : kind == Form::Kind::kRegex ? thimble_grammar_create_regex
+                                      : thimble_grammar_create_gbnf;
+}
+
 // What a call is in gpt-oss' format, before and after the function's name.
 const std::string kHarmonyCall = "<|channel|>commentary to=functions.",
                   kHarmonyBody = "<|constrain|>json<|message|>";
@@ -43,6 +49,8 @@ Grammars make_grammars(const Model& model, const Task& task) {
   const bool harmony = task.opening.kind == Opening::Kind::kHarmony;
   if (task.opening.goes_on && (task.must_call || task.form.kind != Form::Kind::kAny))
     throw Refusal(400, "an answer that was begun cannot have a format, and cannot be a tool call");
+  if (task.ignores_end && (task.must_call || task.form.kind != Form::Kind::kAny))
+    throw Refusal(400, "an answer whose end is ignored cannot have a format, and cannot be a tool call");
   Json checked = Json::array();  // the tools whose arguments are checked
   for (const Json& tool : task.tools) {
     const bool may = task.only_tool.empty() || tool["function"]["name"] == task.only_tool;
@@ -66,10 +74,7 @@ Grammars make_grammars(const Model& model, const Task& task) {
     return grammars;
   }
   if (task.form.kind != Form::Kind::kAny)
-    grammars.form = make_grammar(model,
-                                 task.form.kind == Form::Kind::kSchema ? thimble_grammar_create_json_schema
-                                                                       : thimble_grammar_create_gbnf,
-                                 task.form.text);
+    grammars.form = make_grammar(model, language_of(task.form.kind), task.form.text);
   return grammars;
 }
 

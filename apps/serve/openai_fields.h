@@ -6,19 +6,10 @@
 namespace app::serve {
 
 // Fields of sampling, which read_sampling() reads, and fields that do not change the answer.
-constexpr const char* kSamplingFields[] = {"temperature",
-                                           "top_p",
-                                           "top_k",
-                                           "min_p",
-                                           "repeat_penalty",
-                                           "repeat_last_n",
-                                           "seed",
-                                           "stop",
-                                           "frequency_penalty",
-                                           "presence_penalty",
-                                           "logit_bias",
-                                           "ignore_eos",
-                                           "stop_token_ids"};
+constexpr const char* kSamplingFields[] = {
+    "temperature",        "top_p",         "top_k",      "min_p",         "repeat_penalty",
+    "repetition_penalty", "repeat_last_n", "seed",       "stop",          "frequency_penalty",
+    "presence_penalty",   "logit_bias",    "ignore_eos", "stop_token_ids"};
 constexpr const char* kHarmlessFields[] = {"user",
                                            "safety_identifier",
                                            "metadata",
@@ -46,6 +37,8 @@ Json template_call(const std::string& name, const Json* arguments, const std::st
 void read_tools(const Json& body, Json tools, Task& task);
 // Checks that the tool exists which must be called.
 void check_must_call(const Task& task);
+// Refuses an answer without an end.
+void check_end(const Task& task);
 // Reads whether the answer is streamed.
 void read_streaming(const Json& body, Asked& asked);
 

@@ -807,8 +807,12 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
     ++usage.generated;
     slot.history.add_generated(token);
     slot.position = slot.history.ids().size();
-    if (thimble_token_ends(model_.get(), token)) {
+    if (!task.ignores_end && thimble_token_ends(model_.get(), token)) {
       ending = Ending::kEnd;
+      break;
+    }
+    if (std::find(task.stop_ids.begin(), task.stop_ids.end(), token) != task.stop_ids.end()) {
+      ending = Ending::kStopText;
       break;
     }
     std::string said = token_text(slot.session, token);
@@ -824,9 +828,9 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, uint32_t answer,
   if (const std::string held = filter.finish(); !held.empty()) show({held, {}});
   note_evictions(slot);
   const std::string stop = filter.met() ? *filter.met() : "";
-  if (filter.met())  // the stream contains the stop text, which the next prompt will not
-    ending = Ending::kStopText;
-  else
+  if (filter.met()) ending = Ending::kStopText;
+  // The stream may contain what ended the answer, or ends that were ignored, which the next prompt will not.
+  if (ending != Ending::kStopText && !task.ignores_end)
     slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
   count_saved(slot, usage);
   if (answer + 1 < task.answers) {
@@ -1029,6 +1033,8 @@ void Scheduler::set_sampler(Slot& slot, const Task& task, uint32_t answer) const
   if (task.top_p) options.top_p = static_cast<float>(*task.top_p);
   if (task.min_p) options.min_p = static_cast<float>(*task.min_p);
   if (task.repeat_penalty) options.repeat_penalty = static_cast<float>(*task.repeat_penalty);
+  if (task.presence_penalty) options.presence_penalty = static_cast<float>(*task.presence_penalty);
+  if (task.frequency_penalty) options.frequency_penalty = static_cast<float>(*task.frequency_penalty);
   if (task.repeat_last) options.repeat_last = *task.repeat_last;
   if (task.top_k) options.top_k = *task.top_k;
   options.seed = task.seed.value_or(options.seed) + answer;

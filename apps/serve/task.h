@@ -36,9 +36,9 @@ struct Opening {
 
 // What an answer must be, from where it begins after thoughts.
 struct Form {
-  enum class Kind { kAny, kSchema, kGbnf };
+  enum class Kind { kAny, kSchema, kRegex, kGbnf };
   Kind kind = Kind::kAny;
-  std::string text;  // a JSON schema, or a grammar in llama.cpp's notation
+  std::string text;  // a JSON schema, a regular expression, or a grammar in llama.cpp's notation
 };
 
 // A place in a conversation that other requests share, as its client says: after so many bytes of the content
@@ -66,7 +66,7 @@ struct Task {
   std::string prompt;
   std::vector<int32_t> ids;
 
-  std::optional<double> temperature, top_p, min_p, repeat_penalty;
+  std::optional<double> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
   std::optional<uint32_t> top_k, repeat_last;
   std::optional<uint64_t> seed;
   std::optional<int64_t> max_tokens;
@@ -74,6 +74,8 @@ struct Task {
   std::vector<int32_t> biased;  // tokens, and what is added to the logit of each
   std::vector<float> biases;
   std::vector<std::string> stops;  // texts that end the answer and do not belong to it
+  std::vector<int32_t> stop_ids;   // tokens that do the same
+  bool ignores_end = false;        // tokens that end an answer do not end this one
   bool logprobs = false;
   uint32_t top_logprobs = 0;  // number of alternatives for each token
   bool watch = false;         // record what the answer attends to
@@ -99,7 +101,7 @@ struct Piece {
 
 enum class Ending {
   kEnd,       // the model ended the answer
-  kStopText,  // one of the task's stops
+  kStopText,  // one of the task's stops, or of its tokens that stop
   kLength     // max_tokens, or no room for more
 };
 

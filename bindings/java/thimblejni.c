@@ -94,7 +94,8 @@ static const Row kOptions[] = {
 
 #define STRUCT thimble_sampler_options
 static const Row kSampler[] = {F(temperature),    I(top_k),       F(top_p), F(min_p),
-                               F(repeat_penalty), I(repeat_last), J(seed)};
+                               F(repeat_penalty), I(repeat_last), J(seed),
+                               F(presence_penalty), F(frequency_penalty)};
 #undef STRUCT
 
 #undef I

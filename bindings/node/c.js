@@ -69,7 +69,7 @@ export const structs = {
       ...fields('uint64_t', 'states state_slots draft streamed store store_file'), ...fields('uint32_t', 'finer_layers reserved') }),
   thimble_sampler_options: koffi.struct('thimble_sampler_options',
     { struct_size: 'uint32_t', temperature: 'float', top_k: 'uint32_t', ...fields('float', 'top_p min_p repeat_penalty'),
-      ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t' }),
+      ...fields('uint32_t', 'repeat_last reserved'), seed: 'uint64_t', ...fields('float', 'presence_penalty frequency_penalty') }),
   thimble_stats: koffi.struct('thimble_stats',
     { ...fields('uint32_t', 'struct_size entries'),
       ...fields('uint64_t', 'position waiting evicted evictions generated selected cache_hits cache_misses prefill_tokens'),

@@ -59,6 +59,8 @@ export interface SamplerOptions {
   repeatPenalty?: number;
   repeatLast?: number;
   seed?: number | bigint;
+  presencePenalty?: number;
+  frequencyPenalty?: number;
 }
 
 /** thimble_model_info. */

@@ -812,6 +812,10 @@ typedef struct thimble_sampler_options {
   uint32_t repeat_last; /* last tokens that the penalty applies to; default 64, at most 4096 */
   uint32_t reserved;
   uint64_t seed;        /* of the random numbers; default 0 */
+  float presence_penalty;  /* subtracted from the logits of tokens that the answer has, which are those generated or
+                              accepted since the prompt (at most the last 4096); 0 (default): none. A session file
+                              contains neither this one nor the next */
+  float frequency_penalty; /* subtracted for each time that the answer has the token; 0 (default): none */
 } thimble_sampler_options;
 
 /* Fill in the defaults. `struct_size` is sizeof *options. */

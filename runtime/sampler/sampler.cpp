@@ -42,6 +42,15 @@ Status Sampler::set(const SamplerOptions& o) {
   return {};
 }
 
+Status Sampler::set_penalties(const AnswerPenalties& p) {
+  for (const auto& [name, value] : {std::pair("presence", p.presence), {"frequency", p.frequency}})
+    if (!std::isfinite(value))
+      return error(Code::kInvalidArgument, "%s_penalty is %g; it must be finite (0: none)", name,
+                   static_cast<double>(value));
+  penalties_ = p;
+  return {};
+}
+
 Status Sampler::set_bias(std::span<const int32_t> tokens, std::span<const float> biases) {
   if (tokens.size() > kMostBiased)
     return error(Code::kInvalidArgument, "there are %zu biases; at most %u tokens may have one",
@@ -112,7 +121,8 @@ void Sampler::restore(const Saved& saved) {
 }
 
 bool Sampler::operator==(const Sampler& other) const {
-  return saved() == other.saved() && std::ranges::equal(biases(), other.biases());
+  return saved() == other.saved() && penalties_ == other.penalties_ &&
+         std::ranges::equal(biases(), other.biases());
 }
 
 uint64_t Sampler::bytes(uint32_t vocab, uint32_t rewindable) {
@@ -137,13 +147,31 @@ float Sampler::logit(const float* logits, uint32_t id) const {
 double Sampler::uniform() { return static_cast<double>(splitmix64(random_) >> 11) * 0x1p-53; }
 
 bool Sampler::samples_best(int32_t best) const {
-  return options_.temperature == 0 && options_.repeat_penalty == 1 && biased_ == 0 &&
-         std::find(suppressed_.begin(), suppressed_.end(), best) == suppressed_.end();
+  return options_.temperature == 0 && options_.repeat_penalty == 1 && penalties_ == AnswerPenalties{} &&
+         biased_ == 0 && std::find(suppressed_.begin(), suppressed_.end(), best) == suppressed_.end();
 }
 
-int32_t Sampler::sample(const float* logits, const grammar::TokenMask* allowed) {
+// Penalises the candidates that are tokens of the answer. The ids of those that were penalised are
+// complemented meanwhile, so that each is found to be present once.
+void Sampler::penalise_answer(uint64_t position) {
+  if (penalties_ == AnswerPenalties{}) return;
+  const uint64_t most = std::min<uint64_t>(accepted_, kLongestHistory);
+  uint64_t count = 0;
+  while (count < most && recent(count).position + count + 1 == position) ++count;
+  for (uint64_t i = 0; i < count; ++i) {
+    Candidate& c = candidates_[static_cast<size_t>(recent(i).token)];
+    c.logit -= penalties_.frequency;
+    if (c.id < 0) continue;
+    c.logit -= penalties_.presence;
+    c.id = ~c.id;
+  }
+  for (uint64_t i = 0; i < count; ++i) candidates_[static_cast<size_t>(recent(i).token)].id = recent(i).token;
+}
+
+int32_t Sampler::sample(const float* logits, const grammar::TokenMask* allowed, uint64_t position) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
   for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
+  penalise_answer(position);
   for (const Bias& b : biases()) candidates_[static_cast<size_t>(b.token)].logit += b.bias;
   for (const int32_t id : suppressed_) candidates_[static_cast<size_t>(id)].logit = -INFINITY;
   // Ids make the order total, so the result does not depend on the sorting algorithm.

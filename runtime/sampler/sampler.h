@@ -22,6 +22,15 @@ struct SamplerOptions {
   bool operator==(const SamplerOptions&) const = default;
 };
 
+// Subtracted from the logits of the tokens of the answer, which are those that were accepted since the last
+// other token of the stream: `presence` once for each token, `frequency` for each time. A session file does
+// not have them.
+struct AnswerPenalties {
+  float presence = 0, frequency = 0;
+
+  bool operator==(const AnswerPenalties&) const = default;
+};
+
 // Equal options, logits and accepted tokens give equal tokens on every platform. A copy continues
 // independently from the same state. Nothing is allocated after construction.
 class Sampler {
@@ -38,9 +47,12 @@ class Sampler {
   static Status check(const SamplerOptions&);
   // Adds biases[i] to the logit of tokens[i] from now on. On error nothing changes.
   Status set_bias(std::span<const int32_t> tokens, std::span<const float> biases);
+  // Sets the penalties for tokens of the answer. On error nothing changes.
+  Status set_penalties(const AnswerPenalties&);
   // Samples the next token from `logits` [vocab]. NaN counts as -inf, and +inf as the largest float. With
-  // `allowed`, only its tokens take part; at least one of them must be in the vocabulary.
-  int32_t sample(const float* logits, const grammar::TokenMask* allowed = nullptr);
+  // `allowed`, only its tokens take part; at least one of them must be in the vocabulary. `position`: that of
+  // the token in the stream, which tells where the answer began.
+  int32_t sample(const float* logits, const grammar::TokenMask* allowed = nullptr, uint64_t position = 0);
   // Adds a token to the history, for the penalty. `position` is its position in the stream.
   void accept(int32_t token, uint64_t position);
   // Forgets the tokens from this position on, and the random numbers drawn for them.
@@ -98,11 +110,13 @@ class Sampler {
 
   void count_recent();
   float logit(const float* logits, uint32_t id) const;
+  void penalise_answer(uint64_t position);
   double uniform();
   // The i-th most recent token, i < accepted_ and < kLongestHistory.
   const Accepted& recent(uint64_t i) const { return history_[(accepted_ - 1 - i) % history_.size()]; }
 
   SamplerOptions options_;
+  AnswerPenalties penalties_;
   std::span<const int32_t> suppressed_;
   std::vector<Candidate> candidates_;   // [vocab], scratch memory
   std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last

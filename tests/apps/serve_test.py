@@ -135,7 +135,39 @@ class Answers(unittest.TestCase):
             self.assertEqual(text(seed=1, **only), greedy)
         self.assertIn("had been very kind to him, and had been", greedy)
         self.assertNotIn("had been very", text(temperature=0, repeat_penalty=1.5))
+        self.assertEqual(text(temperature=0, repetition_penalty=1.5), text(temperature=0, repeat_penalty=1.5))
         self.assertEqual(text(temperature=0, repeat_penalty=1.5, repeat_last_n=0), greedy)
+        for penalty in ({"presence_penalty": 2}, {"frequency_penalty": 2}):
+            self.assertNotIn("had been very", text(temperature=0, **penalty))
+        self.assertNotEqual(text(temperature=0, presence_penalty=2), text(temperature=0, frequency_penalty=2))
+
+    def test_penalties_count_the_tokens_of_the_answer_alone(self):
+        first = [user("Who lives here?")]
+        second = [*first, self.server.chat(first, max_tokens=30)["choices"][0]["message"], user("Who lives here?")]
+        fields = {"max_tokens": 30, "presence_penalty": 2, "frequency_penalty": 2}
+        continued = self.server.chat(second, **fields)
+        other = Server(*POLICY, "--slots", "1")
+        read = other.chat(second, **fields)
+        self.assertGreater(continued["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertEqual(read["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertEqual(read["choices"], continued["choices"])
+        self.assertEqual(other.stop()[0], 0)
+
+    def test_tokens_end_an_answer_or_do_not(self):
+        ids = self.server.ask("POST", "/tokenize", {"content": "In Bergen."})[2]["tokens"]
+        body = self.server.chat(QUESTION, stop_token_ids=[ids[1], 0])
+        self.assertEqual(body["choices"][0]["message"]["content"], "In")
+        self.assertEqual((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]), ("stop", 2))
+        body = self.server.chat(QUESTION, ignore_eos=True, max_tokens=20)
+        self.assertTrue(body["choices"][0]["message"]["content"].startswith("In Bergen."))
+        self.assertEqual((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]), ("length", 20))
+
+    def test_forms_have_the_names_that_other_servers_give_them(self):
+        digits = {"regex": "[0-9]{3}", "choice": ["123", "4\"5\n"], "json": {"enum": [123]}, "grammar": "root ::= [0-9] [0-9] [0-9]"}
+        for name, form in digits.items():
+            for fields in ({"guided_" + name: form}, {"structured_outputs": {name: form}}):
+                said = self.server.chat(QUESTION, **fields)["choices"][0]["message"]["content"]
+                self.assertRegex(said, r'^(\d{3}|4"5\n)$', fields)
 
     def test_completions_are_those_of_the_command_with_probabilities(self):
         expected = thimble("run", "-m", MODEL, *POLICY, "--raw", "-p", "The house", "-n", "5")

@@ -364,14 +364,17 @@ TEST(ServeOpenAi, ReadsAConversationForTheTemplate) {
 TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
   const std::string kBegin = R"({"messages":[{"role":"user","content":"a"}],)";
   for (const char* fine :
-       {R"("n":1})", R"("frequency_penalty":0.0})", R"("logit_bias":{}})", R"("tool_choice":"none"})",
+       {R"("n":1})", R"("frequency_penalty":-2})", R"("logit_bias":{}})", R"("tool_choice":"none"})",
         R"("response_format":{"type":"text"}})", R"("stop":null})", R"("user":"me"})", R"("grammar":null})",
         R"("modalities":["text"]})", R"("ignore_eos":false})", R"("parallel_tool_calls":false})",
+        R"("ignore_eos":true,"max_tokens":5})", R"("stop_token_ids":[1,2]})", R"("repetition_penalty":1.1})",
+        R"("guided_regex":"a+"})", R"("guided_choice":["a","b"]})", R"("structured_outputs":{"json":{}}})",
         R"("store":false,"metadata":{"a":"b"},"service_tier":"auto","prompt_cache_key":"k"})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + fine), 0) << fine;
   for (const char* wrong : {R"("n":0})",
                             R"("n":17})",
-                            R"("frequency_penalty":1})",
+                            R"("frequency_penalty":2.5})",
+                            R"("presence_penalty":"much"})",
                             R"("logit_bias":{"1":101}})",
                             R"("logit_bias":{"a":1}})",
                             R"("logit_bias":[1]})",
@@ -381,6 +384,9 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
                             R"("response_format":{"type":"json_schema"}})",
                             R"("guided_json":"{"})",
                             R"("guided_json":{},"grammar":"root ::= \"a\""})",
+                            R"("guided_choice":[1]})",
+                            R"("structured_outputs":{"regex":"a","choice":["a"]}})",
+                            R"("structured_outputs":{"whitespace_pattern":"a"}})",
                             R"("stop":[""]})",
                             R"("temperature":3})",
                             R"("max_tokens":1.5})",
@@ -389,7 +395,8 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
                             R"("tools":{}})",
                             R"("tools":[{"type":"custom","custom":{"name":"f"}}]})",
                             R"("ignore_eos":true})",
-                            R"("stop_token_ids":[1]})",
+                            R"("stop_token_ids":[-1]})",
+                            R"("stop_token_ids":["a"]})",
                             R"("modalities":["text","audio"]})",
                             R"("min_p":2})",
                             R"("repeat_penalty":0})",
@@ -397,7 +404,7 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
                             R"("continue_final_message":true})",
                             R"("add_generation_prompt":false})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + wrong), 400) << wrong;
-  for (const std::string name : {"guided_regex", "functions", "typical_p", "top_K"}) {
+  for (const std::string name : {"guided_whitespace_pattern", "functions", "typical_p", "top_K"}) {
     try {
       read_chat_completion(parse_object(kBegin + "\"" + name + "\":{\"a\":1}}"));
       ADD_FAILURE() << name;

@@ -171,7 +171,7 @@ OFFSET(thimble_memory, store_file, 176);
 OFFSET(thimble_memory, finer_layers, 184);
 OFFSET(thimble_memory, reserved, 188);
 
-static_assert(sizeof(thimble_sampler_options) == 40);
+static_assert(sizeof(thimble_sampler_options) == 48);
 OFFSET(thimble_sampler_options, struct_size, 0);
 OFFSET(thimble_sampler_options, temperature, 4);
 OFFSET(thimble_sampler_options, top_k, 8);
@@ -180,6 +180,8 @@ OFFSET(thimble_sampler_options, min_p, 16);
 OFFSET(thimble_sampler_options, repeat_penalty, 20);
 OFFSET(thimble_sampler_options, repeat_last, 24);
 OFFSET(thimble_sampler_options, seed, 32);
+OFFSET(thimble_sampler_options, presence_penalty, 40);
+OFFSET(thimble_sampler_options, frequency_penalty, 44);
 
 static_assert(sizeof(thimble_stats) == 152);
 OFFSET(thimble_stats, struct_size, 0);

@@ -43,6 +43,8 @@ TEST(Options, InitWritesTheDocumentedDefaults) {
   EXPECT_EQ(s.repeat_penalty, 1.0f);
   EXPECT_EQ(s.repeat_last, 64u);
   EXPECT_EQ(s.seed, 0u);
+  EXPECT_EQ(s.presence_penalty, 0.0f);
+  EXPECT_EQ(s.frequency_penalty, 0.0f);
 
   thimble_model_options m;
   std::memset(&m, 0xab, sizeof m);
@@ -427,6 +429,8 @@ TEST(SamplerOptions, ThatAreWrongAreNamed) {
       {"repeat_penalty", [](O& o) { o.repeat_penalty = 0; }},
       {"repeat_penalty", [nan](O& o) { o.repeat_penalty = nan; }},
       {"repeat_last", [](O& o) { o.repeat_last = 4097; }},
+      {"presence_penalty", [nan](O& o) { o.presence_penalty = nan; }},
+      {"frequency_penalty", [infinity](O& o) { o.frequency_penalty = infinity; }},
       {"struct_size", [](O& o) { o.struct_size = 0; }},
   };
   for (const auto& [name, change] : refusals) {

@@ -197,6 +197,42 @@ TEST(Sampler, PenaltyWeakensRecentTokensOnceEach) {
   expect_distribution(s, kLogits, softmax(kLogits, 1));
 }
 
+TEST(Sampler, PenalisesTheTokensOfTheAnswer) {
+  Sampler s = make(6, plain(1));
+  ASSERT_TRUE(s.set_penalties({.presence = 0.5f, .frequency = 0.25f}).ok());
+  const auto expect_next = [&](uint64_t position, const std::vector<float>& logits) {
+    Sampler without = make(6, plain(1));
+    for (int i = 0; i < 200; ++i) {
+      const int32_t token = s.sample(kLogits.data(), nullptr, position);
+      ASSERT_EQ(token, without.sample(logits.data())) << i;
+    }
+  };
+  std::vector<float> expected = kLogits;
+  ASSERT_TRUE(s.set(plain(1)).ok());
+  expect_next(10, expected);
+  for (uint64_t i = 0; i < 3; ++i) s.accept(i == 1 ? 4 : 2, 10 + i);  // 2, 4, 2
+  expected[2] -= 0.5f + 2 * 0.25f;
+  expected[4] -= 0.5f + 0.25f;
+  ASSERT_TRUE(s.set(plain(1)).ok());
+  expect_next(13, expected);
+  ASSERT_TRUE(s.set(plain(1)).ok());
+  expect_next(20, kLogits);  // a prompt was read since, so another answer begins
+  s.accept(1, 20);
+  s.rewind(12);  // back into the first answer
+  expected[2] += 0.25f;
+  ASSERT_TRUE(s.set(plain(1)).ok());
+  expect_next(12, expected);
+  // The most likely token is no shortcut.
+  ASSERT_TRUE(s.set(plain(0)).ok());
+  EXPECT_FALSE(s.samples_best(1));
+  for (float bad : {kNan, kInf}) {
+    EXPECT_EQ(s.set_penalties({.presence = bad}).code(), Code::kInvalidArgument);
+    EXPECT_EQ(s.set_penalties({.frequency = bad}).code(), Code::kInvalidArgument);
+  }
+  ASSERT_TRUE(s.set_penalties({}).ok());
+  EXPECT_TRUE(s.samples_best(1));
+}
+
 TEST(Sampler, HistoryFollowsANewLengthAndItsRingTurns) {
   SamplerOptions o = plain(0);
   o.repeat_penalty = 2;

@@ -9,6 +9,8 @@ public final class Sampler {
   public float repeatPenalty;
   public int repeatLast;
   public long seed;
+  public float presencePenalty;
+  public float frequencyPenalty;
 
   public Sampler() {
     Native.samplerInit(this);

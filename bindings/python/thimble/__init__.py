@@ -242,6 +242,8 @@ class Sampler:
     repeat_penalty: Optional[float] = None
     repeat_last: Optional[int] = None
     seed: Optional[int] = None
+    presence_penalty: Optional[float] = None
+    frequency_penalty: Optional[float] = None
 
 
 # ---- handles ----

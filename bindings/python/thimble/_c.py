@@ -95,7 +95,7 @@ class thimble_memory(ctypes.Structure):
 class thimble_sampler_options(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("temperature", c_float), ("top_k", c_uint32), ("top_p", c_float),
                 ("min_p", c_float), ("repeat_penalty", c_float), ("repeat_last", c_uint32), ("reserved", c_uint32),
-                ("seed", c_uint64)]
+                ("seed", c_uint64), ("presence_penalty", c_float), ("frequency_penalty", c_float)]
 
 
 class thimble_stats(ctypes.Structure):

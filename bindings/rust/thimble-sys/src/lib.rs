@@ -110,7 +110,7 @@ structs! {
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
-        reserved: u32, seed: u64,
+        reserved: u32, seed: u64, presence_penalty: f32, frequency_penalty: f32,
     }
     thimble_stats {
         struct_size: u32, entries: u32, position: u64, waiting: u64, evicted: u64, evictions: u64, generated: u64,

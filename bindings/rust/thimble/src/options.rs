@@ -145,6 +145,7 @@ impl Sampler {
 
     setters! {
         temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32, seed: u64,
+        presence_penalty: f32, frequency_penalty: f32,
     }
 }
 
