@@ -67,9 +67,9 @@ TEST(Lookup, ForgetsTheOldestTokensAndAllocatesNothing) {
 // ---- pace ----
 
 // Seconds of `tokens` generated tokens relative to plain steps, if a draft costs `cost` of a step per token
-// and its guesses are right as `is_right` says.
+// and `once` of a step however long it is, and its guesses are right as `is_right` says.
 template <typename Right>
-double relative_time(double cost, int tokens, const Right& is_right) {
+double relative_time(double cost, int tokens, const Right& is_right, double once = 0) {
   Pace pace;
   double seconds = 0;
   for (int done = 0; done < tokens;) {
@@ -82,8 +82,9 @@ double relative_time(double cost, int tokens, const Right& is_right) {
     }
     uint32_t right = 0;
     while (right < drafted && is_right()) ++right;
-    pace.drafted(drafted, right, right < drafted, 1 + cost * drafted);
-    seconds += 1 + cost * drafted;
+    const double took = 1 + once + cost * drafted;
+    pace.drafted(drafted, right, right < drafted, took);
+    seconds += took;
     done += 1 + static_cast<int>(right);
   }
   return seconds / tokens;
@@ -103,10 +104,32 @@ TEST(Pace, DraftsAsManyTokensAsPay) {
   EXPECT_LT(relative_time(0.1, 1000, [&] { return ++i % 4 != 0; }), 0.6);
 }
 
+// On a GPU a step with a draft of any length takes several plain steps, so only long drafts pay.
+TEST(Pace, FindsThatOnlyLongDraftsPay) {
+  const double once = 2.4, cost = 0.09;
+  EXPECT_LT(relative_time(
+                cost, 1000, [] { return true; }, once),
+            0.35);  // 16 tokens in 4.75 steps: 0.3
+  EXPECT_LT(relative_time(
+                cost, 1000, [] { return false; }, once),
+            1.03);
+  int i = 0;
+  EXPECT_LT(relative_time(
+                cost, 1000, [&] { return ++i % 2 == 0; }, once),
+            1.03);
+  EXPECT_LT(relative_time(
+                cost, 1000, [&] { return ++i % 30 != 0; }, once),
+            0.5);
+}
+
 // A text may become one that repeats, here after twelve wrong guesses.
 TEST(Pace, TriesAgain) {
   int asked = 0;
   EXPECT_LT(relative_time(0.3, 4000, [&] { return ++asked > 12; }), 0.65);
+  asked = 0;
+  EXPECT_LT(relative_time(
+                0.09, 4000, [&] { return ++asked > 12; }, 2.4),
+            0.65);
 }
 
 // ---- sessions ----
