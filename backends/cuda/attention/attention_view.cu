@@ -225,52 +225,73 @@ __global__ void __launch_bounds__(kThreads, 1)
   rows.end(to, pass, b, first_vector);
 }
 
-constexpr int kCombiningWarps = 16;  // per block
+constexpr uint32_t kCombiningWarps = 16;  // per block
+constexpr uint32_t kManyParts = 8;        // of a head: from here on a block's warps divide them
 
-// Merges the parts of a pass into one softmax; each warp processes one query vector after the other.
-__global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
+// Merges the parts of a pass into one softmax. A warp merges those of one query vector after the other; or,
+// if kDivides, a block does, and its warps divide the parts among them. blockIdx.y numbers the heads.
+template <bool kDivides>
+__global__ void __launch_bounds__(kCombiningWarps* kWarp)
+    combine_parts_kernel(const StepParams* step, ViewAttention o) {
   constexpr int kMostChannels = kWideDim / kWarp;  // per lane
+  constexpr uint32_t kTeams = kDivides ? 1 : kCombiningWarps, kMembers = kCombiningWarps / kTeams;
   begin_kernel();
-  const ViewParts parts(o, *step);
-  if (!parts.several_of_a_head()) return;
-  const uint32_t lane = threadIdx.x % kWarp, warps = gridDim.x * kCombiningWarps,
-                 first = blockIdx.x * kCombiningWarps + threadIdx.x / kWarp;
-  for (uint32_t i = 0; i < o.p.heads; ++i) {
-    const ViewPart own = parts.first_of(i);
-    const ViewPass<> pass(*step, o, o.p.first_head + own.head);
-    if (own.count == 1 || pass.keys == 0) continue;
-    for (uint32_t vector = first; vector < pass.n_rows * o.p.group; vector += warps) {
-      const uint32_t row = vector / o.p.group,
-                     query_head = (o.p.first_head + own.head) * o.p.group + vector % o.p.group;
-      float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
-      float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
-      const auto place_of = [&](uint32_t part) {
-        return uint64_t(own.place + part) * o.max_vectors + vector;
-      };
+  const ViewPart own = ViewParts(o, *step).first_of(blockIdx.y);
+  const ViewPass<> pass(*step, o, o.p.first_head + own.head);
+  if (own.count == 1 || pass.keys == 0) return;
+  const uint32_t lane = threadIdx.x % kWarp, team = threadIdx.x / kWarp / kMembers,
+                 member = threadIdx.x / kWarp % kMembers;
+  for (uint32_t vector = blockIdx.x * kTeams + team; vector < pass.n_rows * o.p.group;
+       vector += gridDim.x * kTeams) {
+    const uint32_t row = vector / o.p.group,
+                   query_head = (o.p.first_head + own.head) * o.p.group + vector % o.p.group;
+    float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+    float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
+    // The first part's result is in y and ml.
+    const auto place_of = [&](uint32_t part) { return uint64_t(own.place + part) * o.max_vectors + vector; };
+    const auto ml_of = [&](uint32_t part) { return part ? o.part_ml[place_of(part)] : *ml; };
 
-      float peak = ml->x, sum = 0, out[kMostChannels] = {};
+    float peak = -kInfinity, sum = 0, out[kMostChannels] = {};
 #pragma unroll 4
-      for (uint32_t part = 1; part < own.count; ++part) peak = fmaxf(peak, o.part_ml[place_of(part)].x);
-      const float base = peak == -kInfinity ? 0 : peak;  // -infinity: the row has not seen a key yet
-      const auto add = [&](const float* from, float2 from_ml) {
-        const float weight = fast_exp2(from_ml.x - base);
-        sum += from_ml.y * weight;
+    for (uint32_t part = member; part < own.count; part += kMembers) peak = fmaxf(peak, ml_of(part).x);
+    float base = peak == -kInfinity ? 0 : peak;  // -infinity: the row has not seen a key yet
+#pragma unroll 4
+    for (uint32_t part = member; part < own.count; part += kMembers) {
+      const float* const from = part ? o.part_out + place_of(part) * o.p.head_dim : y;
+      const float2 from_ml = ml_of(part);
+      const float weight = fast_exp2(from_ml.x - base);
+      sum += from_ml.y * weight;
 #pragma unroll
-        for (int i = 0; i < kMostChannels; ++i)
-          if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
-      };
-      add(y, *ml);
-#pragma unroll 4
-      for (uint32_t part = 1; part < own.count; ++part)
-        add(o.part_out + place_of(part) * o.p.head_dim, o.part_ml[place_of(part)]);
-
+      for (int i = 0; i < kMostChannels; ++i)
+        if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
+    }
+    if constexpr (kDivides) {
+      __shared__ float outs[kMembers][kWideDim];
+      __shared__ float2 mls[kMembers];
+#pragma unroll
+      for (int i = 0; i < kMostChannels; ++i)
+        if (lane + i * kWarp < o.p.head_dim) outs[member][lane + i * kWarp] = out[i];
+      if (lane == 0) mls[member] = {peak, sum};
+      __syncthreads();
+      const float2 of_lane = lane < kMembers ? mls[lane] : float2{-kInfinity, 0};
+      peak = warp_max(of_lane.x);
+      base = peak == -kInfinity ? 0 : peak;
+      const float weight = fast_exp2(of_lane.x - base);
+      sum = warp_sum(of_lane.y * weight);
+      const float factor = pass.last ? 1 / sum : 1;
+      float all = 0;  // of this thread's channel
+      for (uint32_t i = 0; i < kMembers; ++i)
+        all += __shfl_sync(~0u, weight, i) * outs[i][min(threadIdx.x, o.p.head_dim - 1)];
+      if (threadIdx.x < o.p.head_dim) y[threadIdx.x] = all * factor;
+      __syncthreads();  // the next vector's sums replace these
+    } else {
       const float factor = pass.last ? 1 / sum : 1;
 #pragma unroll
       for (int i = 0; i < kMostChannels; ++i)
         if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
       __syncwarp();  // all lanes have read the previous values
-      if (!pass.last && lane == 0) *ml = {peak, sum};
     }
+    if (!pass.last && lane == 0 && member == 0) *ml = {peak, sum};
   }
 }
 
@@ -298,10 +319,11 @@ void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_
       part_out_bytes(uint64_t(std::max(o.spare, (o.each - 1) * o.p.heads)) * o.max_vectors, o.p.head_dim));
   put(o, o.tiles * std::max(o.p.heads + o.spare, o.p.heads * o.each));
   if (o.each == 1 && o.spare == 0) return;
-  const uint64_t vectors_of_all = uint64_t(o.p.heads) * o.max_vectors;
-  const uint32_t blocks = static_cast<uint32_t>(
-      std::min<uint64_t>(l.card.multiprocessors, ceil_div(vectors_of_all, kCombiningWarps)));
-  launch(l, combine_parts_kernel, blocks, kCombiningWarps * kWarp, 0, l.step, o);
+  const bool divides = std::max(o.each, o.spare) >= kManyParts;
+  const uint64_t teams = divides ? o.max_vectors : ceil_div(o.max_vectors, kCombiningWarps);
+  const dim3 blocks(static_cast<uint32_t>(std::min<uint64_t>(teams, l.card.multiprocessors)), o.p.heads);
+  launch(l, divides ? combine_parts_kernel<true> : combine_parts_kernel<false>, blocks,
+         kCombiningWarps * kWarp, 0, l.step, o);
 }
 
 template <int kDim, bool kWide>

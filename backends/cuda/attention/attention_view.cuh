@@ -136,7 +136,6 @@ class ViewParts {
       if (__shfl_sync(~0u, place, head) == lane) head_ = head;
     keys_of_head_ = __shfl_sync(~0u, keys_of_head_, head_);
   }
-  __device__ bool several_of_a_head() const { return !equal_ || each_ > 1; }
   __device__ ViewPart operator[](uint32_t number) const {
     const uint32_t head = min(number / each_, heads_);
     const HeadBlocks own = equal_ ? HeadBlocks{head, head * each_, each_, 0}
