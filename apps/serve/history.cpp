@@ -17,12 +17,13 @@ std::string_view text_of(const Json& message, const char* name) {
                                                       : "";
 }
 
-// The functions and arguments of a message's calls, without the ids, which belong to the wire format.
+// The functions and arguments of a message's calls, without the ids, which belong to the wire format. Members
+// of objects are sorted, because agents return arguments in the order of the tool's schema.
 Json calls_of(const Json& message) {
   Json calls = Json::array();
   const auto found = message.find("tool_calls");
   if (found == message.end()) return calls;
-  for (const Json& call : *found) calls.push_back(call.value("function", Json()));
+  for (const Json& call : *found) calls.push_back(Json(nlohmann::json(call.value("function", Json()))));
   return calls;
 }
 
@@ -45,7 +46,8 @@ uint64_t add_message(uint64_t hash, const Json& message) {
   return add_hash(hash, text.data(), text.size() + 1);  // with the zero at its end
 }
 
-// A conversation's hashes begin with the hash of the settings and variables, which tells them from hashes of tokens.
+// A conversation's hashes begin with the hash of the settings and variables, which tells them from hashes of
+// tokens.
 uint64_t conversation_hash(uint64_t settings, const std::string& variables) {
   return add_hash(add_hash(kFirstHash, &settings, sizeof settings), variables.c_str(), variables.size() + 1);
 }

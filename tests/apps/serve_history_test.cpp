@@ -62,6 +62,33 @@ TEST(ServeHistory, AnAnswerGivenAnewGoesOnFromTheTurnBefore) {
   EXPECT_EQ(history.find(third).position, 10u);
 }
 
+TEST(ServeHistory, ACallIsTheSameWithItsArgumentsInAnotherOrder) {
+  const auto call = [](const char* arguments) {
+    Json answer = message("assistant", "");
+    answer["tool_calls"] =
+        Json::array({{{"function", {{"name", "f"}, {"arguments", Json::parse(arguments)}}}}});
+    return answer;
+  };
+  const auto second = [&](const char* arguments) {
+    return prompt_of({message("user", "a"), call(arguments), message("user", "c")}, 9);
+  };
+  History history(kChunk, kLocal);
+  const Prompt first = prompt_of({message("user", "a")}, 5);
+  history.add_prompt(first.ids.data(), first.ids.size());
+  history.begin_answer();
+  history.add_generated(1);
+  history.add_turn(first, call(R"({"a":{"x":1,"y":[2,3]},"b":4})"), false);
+  const uint64_t key = history.keys(7).back().hash;
+  for (const char* same : {R"({"a":{"x":1,"y":[2,3]},"b":4})", R"({"b":4,"a":{"y":[2,3],"x":1}})"}) {
+    EXPECT_EQ(history.find(second(same)).messages, 2u) << same;
+    EXPECT_EQ(history.hashes(second(same), 7).back(), key) << same;
+  }
+  for (const char* other : {R"({"a":{"x":1,"y":[3,2]},"b":4})", R"({"a":{"x":1},"b":4})"}) {
+    EXPECT_EQ(history.find(second(other)).messages, 0u) << other;
+    EXPECT_NE(history.hashes(second(other), 7).back(), key) << other;
+  }
+}
+
 TEST(ServeHistory, ATextIsTakenUpWhereAChunkEndsInBothReadings) {
   // A prompt is read in whole chunks while more than chunk + local tokens wait: three chunks for 34 tokens.
   History history(kChunk, kLocal);
