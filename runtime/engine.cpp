@@ -205,11 +205,16 @@ Status Engine::start(Step step, const SequenceState& state) {
   return {};
 }
 
+Status Engine::check_interrupt() {
+  return interrupted_.exchange(false, std::memory_order_relaxed)
+             ? error(Code::kInterrupted, "interrupted; repeat the call to continue")
+             : Status();
+}
+
 Status Engine::run(std::function<void()> meanwhile) {
   Command& c = command_;
   while (c.next < c.step.last) {
-    if (interrupted_.exchange(false, std::memory_order_relaxed))
-      return error(Code::kInterrupted, "interrupted; repeat the call to continue");
+    THIMBLE_TRY(check_interrupt());
     THIMBLE_TRY(check_files());
     // Programs that run layers have a segment for each, after the first one. For the first one the number
     // wraps around to one after all layers, so that the pager reads the first layers ahead.

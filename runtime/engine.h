@@ -108,6 +108,8 @@ class Engine {
   void count_entries(SequenceState&) const;
   // May be called from any thread. The call of run() that runs, or the next one, returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+  // Interrupted if interrupt() was called since it was last seen.
+  Status check_interrupt();
   // Forgets an interrupt() that no run has seen.
   void forget_interrupt() { interrupted_.store(false, std::memory_order_relaxed); }
 

@@ -129,6 +129,7 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
     std::vector<std::byte> staging(shared ? 0 : std::min(bytes_of(arrays), kStaging));
     for (const Engine::Array& array : arrays)
       for (uint64_t at = 0; at < array.view.bytes; at += kStaging) {
+        THIMBLE_TRY(engine_->check_interrupt());
         const View part = array.view.slice(at, std::min(kStaging, array.view.bytes - at));
         if (!shared) THIMBLE_TRY(engine_->device().read(staging.data(), part));
         THIMBLE_TRY(out(shared ? on_host<std::byte>(part) : staging.data(), part.bytes));

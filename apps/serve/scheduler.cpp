@@ -22,6 +22,9 @@ namespace app::serve {
 
 namespace {
 
+// How long a server that stops waits for states that are being saved.
+constexpr std::chrono::seconds kTimeToSave{3};
+
 // The job whose text this thread reads. Clones share the progress function of their original, so the function
 // cannot find the job in another way.
 thread_local Job* reading_job = nullptr;
@@ -474,6 +477,14 @@ void Scheduler::stop() {
     }
   }
   changed_.notify_all();
+  {
+    std::unique_lock lock(mutex_);
+    const auto saving = [](const auto& slot) { return slot->saving; };
+    changed_.wait_for(lock, kTimeToSave, [&] { return std::none_of(slots_.begin(), slots_.end(), saving); });
+    hurries_ = true;
+    for (const auto& slot : slots_)
+      if (slot->saving) interrupt(*slot);
+  }
   for (const auto& slot : slots_) {
     if (slot->thread.joinable()) slot->thread.join();
   }
@@ -578,7 +589,11 @@ void Scheduler::work(Slot& slot) {
       tell();                          // called after the slot became idle, so that the client finds it idle
     } catch (const std::exception&) {  // there is no memory to report it
     }
-    if (slot.saving) save(slot, slot.history, nullptr);
+    try {
+      if (slot.saving) save(slot, slot.history, nullptr);
+    } catch (const Cancelled&) {
+      log_cache("a state is not saved: the server is stopping");
+    }
     lock.lock();
     if (!std::exchange(slot.saving, false)) continue;
     assign();
@@ -985,10 +1000,10 @@ void Scheduler::count_saved(const Slot& slot, Usage& usage) const {
 
 // Saves the session's state, with this history. `job` is the job that waits meanwhile, or null.
 void Scheduler::save(Slot& slot, const History& history, Job* job) {
-  const auto repeat = [&](auto function, auto... arguments) {
+  const auto repeat = [&](const auto& try_once) {
     do {
-      if (job && job->cancelled) throw Cancelled();
-    } while (!call_unless_interrupted(function, arguments...));
+      if (job ? job->cancelled.load() : hurries_.load()) throw Cancelled();
+    } while (!try_once());
   };
   const uint64_t reach = history.reach();
   slot.saved = reach;
@@ -1005,9 +1020,13 @@ void Scheduler::save(Slot& slot, const History& history, Job* job) {
     note.rest = history.write();
     const std::string bytes = note.write();
     uint64_t size = 0;
-    repeat(thimble_session_file_bytes, slot.session.get(), bytes.size(), &size);
+    thimble_session* session = slot.session.get();
+    repeat([&] { return call_unless_interrupted(thimble_session_file_bytes, session, bytes.size(), &size); });
     const bool saved = cache_->save(note, size, [&](int file) {
-      repeat(thimble_session_save_fd, slot.session.get(), file, bytes.data(), bytes.size());
+      repeat([&] {
+        return ::lseek(file, 0, SEEK_SET) == 0 &&  // an interrupted call may have written a part
+               call_unless_interrupted(thimble_session_save_fd, session, file, bytes.data(), bytes.size());
+      });
     });
     if (!saved) return;
     log_cache("saved " + std::to_string(reach) + " tokens, " + format_size(size) + " in " +

@@ -218,6 +218,7 @@ class Scheduler {
   std::deque<std::shared_ptr<Job>> queue_;
   uint64_t clock_ = 0;
   bool stopping_ = false;
+  std::atomic<bool> hurries_ = false;  // stopping, and states are no longer saved
   bool stranded_ = false;  // no slot has a session, and there is no memory for one
 };
 

@@ -733,12 +733,13 @@ THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimb
  * whether another session may restore it (fingerprints of model and heads, and the settings). The data is written to
  * PATH.part, which is then renamed, so a crash at any moment leaves the old file or the new one. `note` (may be
  * NULL) is stored with it for the caller, for example the messages of a conversation or the ids of the text. After
- * THIMBLE_INTERRUPTED the old file is unchanged; repeat the call. A device with its own memory needs up to 4 MiB
- * outside the budget, and every device room for note, settings and waiting tokens. */
+ * THIMBLE_INTERRUPTED, which may come after each 4 MiB, the old file is unchanged; repeat the call. A device with its
+ * own memory needs up to 4 MiB outside the budget, and every device room for note, settings and waiting tokens. */
 THIMBLE_API thimble_status thimble_session_save(thimble_session* session, const char* path, const void* note, uint64_t note_size,
                                                 thimble_error* error);
-/* Like thimble_session_save, writing at the current position of an open descriptor, which stays open. On Windows the
- * descriptor must be in binary mode. */
+/* Like thimble_session_save, writing at the current position of an open descriptor, which stays open. After
+ * THIMBLE_INTERRUPTED a part may be written: go back before the call is repeated. On Windows the descriptor must be in
+ * binary mode. */
 THIMBLE_API thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
                                                    uint64_t note_size, thimble_error* error);
 /* The size of the file that thimble_session_save would write now with a note of `note_size` bytes. After

@@ -103,6 +103,25 @@ TEST(SessionFile, GoesOnAtOriginalPositionsAndWithALayersVote) {
   expect_to_go_on(m, o);
 }
 
+// Saving can take long, so an interrupt also ends that.
+TEST(SessionFile, StopsSavingWhereItIsInterrupted) {
+  const SeededModel m = seeded_model();
+  const auto session = open_session(m.model, retaining(m, Retention::kLocret));
+  must(session->feed(seeded_tokens(150)));
+  const SessionBytes whole = save(*session);
+  size_t written = 0;
+  const Status status = session->save(
+      [&](const void*, size_t size) {
+        if (!written) session->interrupt();
+        written += size;
+        return Status();
+      },
+      {});
+  EXPECT_EQ(status.code(), Code::kInterrupted);
+  EXPECT_LT(written, whole.size());
+  EXPECT_EQ(save(*session), whole);  // the interrupt is over
+}
+
 // An interrupted call is finished before the session is saved, as before any other call. The restored session
 // continues in the same way.
 TEST(SessionFile, SavesAfterAnInterrupt) {
