@@ -113,6 +113,7 @@ struct SessionShape {
   uint32_t positions = 0;      // bound on positions in a layer vote; 0: no selection
   uint32_t heads = 0;          // rows of the table of HeadState
   bool labels = false;         // whether its programs contain the op label
+  bool stores = false;         // whether they contain the op attend_all
 };
 struct Needs {
   uint64_t fixed =
@@ -371,6 +372,29 @@ struct Attention {
   // The channels of a value.
   uint32_t value_cols() const { return p.head_dim - (v ? 0 : p.rope.n_rot); }
 };
+// Attention, as above, to the entries of a head's run, the step's rows, and the entries of the head's pages
+// in a store, which stay where they are. Entries have the order of their positions in the text; under
+// kRopeList, that of an entry is its index in this order. The step's rows come last, and no position occurs
+// twice. The store may be host memory that the device reads.
+struct AttendAll {
+  In q;          // as for attention
+  KvArray k, v;  // [run][dh]
+  In pos;        // [run]
+  // [Hkv][chunk_capacity][dh]: the step's rows. Empty: they are one row, after the run's entries.
+  KvArray chunk_k, chunk_v;
+  // Four words for each page: its number, which is its first position / kStoredPage; in the low 16 bits of
+  // the second word, which of its positions have an entry; and two words that the op does not read.
+  In pages;  // [Hkv at stored_stride][page_capacity]
+  In order;  // uint [Hkv at stored_stride][page_capacity]: indices of pages, by ascending number
+  // A page's rows: the keys of kStoredPage positions, then their values. `stored_v` begins where the values
+  // of the first page do. Both may have other formats than the run.
+  KvArray stored_k, stored_v;
+  In count;  // uint [Hkv]: how many of the pages in `order` the step reads
+  In rope;
+  In sinks;  // as for attention
+  Out y;     // [rows][y_stride]; [H][dh]
+  AttendAllParams p;
+};
 // Overwrites the pool, in place and in order, with the listed entries of pool and chunk.
 struct KvCompact {
   In list;                   // empty: all entries; the chunk's rows are then appended to the pool's entries
@@ -600,6 +624,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(GivenScore, given_score, kOnAll)     \
   OP(KvView, kv_view, kOnAll)             \
   OP(Attention, attention, kOnAll)        \
+  OP(AttendAll, attend_all, kOnCpu)       \
   OP(KvCompact, kv_compact, kOnAll)       \
   OP(KvMerge, kv_merge, kOnAll)           \
   OP(KvSpill, kv_spill, kOnCpu)           \

@@ -300,6 +300,43 @@ class Checker {
       refuse("was recorded with indices of its rows where they are the last");
   }
 
+  void operator()(const AttendAll& o) {
+    const AttendAllParams& p = o.p;
+    HeadBounds& h = heads(p);
+    const uint64_t queries = last(p) * p.group;
+    run("k", o.k, p.head_dim, h);
+    run("v", o.v, p.head_dim, h);
+    run("pos", o.pos, h);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      chunk("chunk_v", o.chunk_v, p);
+    } else {
+      h.grows = name_;
+      bounds_.rows.narrow(1, name_);
+    }
+    const uint64_t k_bytes = kv_bytes(o.stored_k.type, p.head_dim),
+                   v_bytes = kv_bytes(o.stored_v.type, p.head_dim),
+                   row_bytes = kStoredPage * (k_bytes + v_bytes);
+    const auto stored = [&](const char* operand, const View& v, uint64_t page_bytes, uint64_t last_page) {
+      const uint64_t before = (last(p) - 1) * p.stored_stride * 64;
+      need(operand, v, before + (uint64_t(p.page_capacity) - 1) * page_bytes + last_page);
+    };
+    if (p.heads == 0 || p.page_capacity == 0) return refuse("was recorded without heads or pages");
+    stored("pages", o.pages, 4 * kWord, 4 * kWord);
+    stored("order", o.order, kWord, kWord);
+    stored("stored_k", o.stored_k.values, row_bytes, kStoredPage * k_bytes);
+    stored("stored_v", o.stored_v.values, row_bytes, kStoredPage * v_bytes);
+    need("count", o.count, last(p) * kWord);
+    if (o.sinks) need("sinks", o.sinks, queries * kWord);
+    need("q", o.q, strided(rows(), p.row_stride, queries * p.head_dim));
+    need("y", o.y, strided(rows(), p.y_stride, queries * p.head_dim));
+    const uint64_t turned = rope_positions(o.rope, p), most = uint64_t(p.page_capacity) * kStoredPage;
+    if (p.rope.mode == kRopeOriginal)
+      bounds_.positions.narrow(turned, name_);
+    else
+      h.entries.narrow(turned - std::min(turned, most), name_);
+  }
+
   void operator()(const KvCompact& o) {
     const KvCompactParams& p = o.p;
     HeadBounds& h = heads(p);

@@ -342,6 +342,24 @@ struct AttentionParams {
   RopeParams rope;
 };
 
+// Positions of a page of the store of evicted entries.
+#define kStoredPage 16u
+
+struct AttendAllParams {
+  uint first_head, heads;  // KV heads
+  uint group;              // query heads per KV head
+  uint head_dim;
+  uint row_stride;      // elements between rows of q
+  uint y_stride;        // elements between rows of y
+  uint chunk_capacity;  // rows between heads in the chunk buffer
+  uint head_state;
+  uint page_capacity;  // pages of each head
+  uint stored_stride;  // blocks of 64 bytes between heads in each array of the store
+  uint if_stored;      // 1: the op does nothing if no head has stored pages
+  float scale, cap;    // as in AttentionParams
+  RopeParams rope;
+};
+
 // The largest number of rows that kv_merge sorts into a run.
 #define kMostMergedRows 64u
 

@@ -11,6 +11,10 @@ uint64_t kv_scratch_bytes(const ModelShape& m, const SessionShape& s, uint32_t w
   bytes = std::max(bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) + workers * tile);
   const auto tiles = static_cast<uint32_t>(ceil_div(s.reach, kTileKeys));
   bytes = std::max(bytes, scratch_bytes<PowerScratch>(1, tiles, group, m.head_dim) + workers * tile);
+  if (s.stores)
+    bytes = std::max(
+        bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) +
+                   workers * scratch_bytes<StoredTileScratch>(attention_rows(group) * group, m.head_dim));
   bytes = std::max(bytes, workers * scratch_bytes<BoundsScratch>(m.head_dim));
   bytes = std::max(bytes, workers * scratch_bytes<KeyScratch>(m.head_dim));
   if (s.positions == 0) return bytes;

@@ -93,6 +93,14 @@ struct TileScratch {
   }
 };
 
+// Scratch of one worker of attend_all.
+struct StoredTileScratch {
+  TileScratch tile;
+  float* decoded;  // [kTileKeys][head_dim]: keys or values of a tile whose rows have two formats
+  StoredTileScratch(ScratchLayout& l, uint32_t vectors, uint32_t head_dim)
+      : tile(l, vectors, head_dim), decoded(l.take<float>(uint64_t(kTileKeys) * head_dim)) {}
+};
+
 // Rows of a KV head's group that attention over the view processes at a time: about 120 queries, so that
 // loading a tile of keys is 1/30 of the work on it.
 inline uint32_t attention_rows(uint32_t group) { return group < 120 ? 120 / group : 1; }

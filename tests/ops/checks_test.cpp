@@ -338,6 +338,36 @@ const Case kCases[] = {
            o(kEntries),
            {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .list_capacity = 1 + kListed}};
      }},
+    {"attend_all", kRows,
+     [](Operands& o) -> Op {
+       constexpr uint32_t kPages = 16, kBlocks = kPages * kStoredPage * kDim * 4 / 64;
+       const auto stored = [&](uint64_t last) { return o(16 * kBlocks + last); };
+       return AttendAll{o((kRows - 1) * kColumns + kQueries * kDim),
+                        o.keys(kEntries),
+                        o.keys(kEntries),
+                        o(kEntries),
+                        o.keys(kHeads * kChunk),
+                        o.keys(kHeads * kChunk),
+                        stored(4 * kPages),
+                        stored(kPages),
+                        {stored((kPages - 1) * kStoredPage * kDim + kStoredPage * kDim / 2)},
+                        {stored((kPages - 1) * kStoredPage * kDim + kStoredPage * kDim / 2)},
+                        o(kHeads),
+                        // ranks up to those of all pages and 64 entries
+                        o((64 + 1 + kPages * kStoredPage / 64) * kDim),
+                        o(kQueries),
+                        o((kRows - 1) * kColumns + kQueries * kDim),
+                        {.heads = kHeads,
+                         .group = kGroup,
+                         .head_dim = kDim,
+                         .row_stride = kColumns,
+                         .y_stride = kColumns,
+                         .chunk_capacity = kChunk,
+                         .page_capacity = kPages,
+                         .stored_stride = kBlocks,
+                         .scale = 1,
+                         .rope = kRope}};
+     }},
     {"kv_compact", kRows,
      [](Operands& o) -> Op {
        return KvCompact{

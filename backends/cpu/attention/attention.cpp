@@ -1,20 +1,9 @@
 // attention: softmax(q k^T) v over tiles of keys, with a running maximum and sum, so the score matrix is
 // never stored.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-
+#include "backends/cpu/attention/softmax.h"
 #include "backends/cpu/entries.h"
-#include "backends/cpu/kernels.h"
-#include "backends/cpu/kv_scratch.h"
-#include "backends/cpu/rope.h"
-#include "backends/log_sum.h"
 
 namespace thimble::cpu {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
 
 // The first list index that a row sees, if it sees `seen` entries without a window.
 static uint32_t first_visible(uint32_t seen, uint32_t window) {
@@ -34,21 +23,6 @@ static void hide_before_window(const TileScratch& t, uint32_t vectors, uint32_t 
     else
       t.visible[vector] = 0;
   }
-}
-
-// Soft-caps logits that are scaled for a softmax in base 2.
-static void cap_scores(const TileScratch& t, uint32_t vectors, float cap) {
-  if (cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, cap * kLog2E);
-}
-
-// The initial state of a query's softmax: empty, or the sink's logit, which has no value vector.
-static LogSum sink_of(const Attention& o, uint32_t query) {
-  return o.sinks ? LogSum{data<float>(o.sinks)[query] * kLog2E, 1} : LogSum{-kInfinity, 0};
-}
-
-// y = x * factor for the channels of one head.
-static void write_scaled(const float* x, float factor, uint32_t channels, float* y) {
-  for (uint32_t c = 0; c < channels; ++c) y[c] = x[c] * factor;
 }
 
 // The values of a layer: an array of their own, or the last channels of the keys.
@@ -96,7 +70,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
       std::fill_n(t.out + vector * out_width, out_width, 0.0f);
       if (!first_pass) std::memcpy(t.out + vector * out_width, y(row, h), values.cols * sizeof(float));
       const LogSum before =
-          first_pass ? sink_of(o, head * p.group + h) : LogSum{ml(row, h)[0], ml(row, h)[1]};
+          first_pass ? sink_of(o.sinks, head * p.group + h) : LogSum{ml(row, h)[0], ml(row, h)[1]};
       t.peak[vector] = before.peak;
       t.sum[vector] = before.sum;
     }
@@ -152,26 +126,12 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
   for (uint32_t h = 0; h < p.group; ++h)
     write_scaled(data<float>(o.q) + uint64_t(row) * p.row_stride + (head * p.group + h) * p.head_dim,
                  p.scale * kLog2E, p.head_dim, t.q + h * width);
-  // Under kRopeList, a tile's keys rotate by their index in the tile, and the query rotates by the remaining
-  // difference. The model's attention factor applies to both sides, but the low half of the table does not
-  // contain it.
-  // Queries with weights rotate to their position first, and then back by that of the tile.
-  const bool weighted = rope.query_weight;
-  if (weighted || !by_list) {
+  // Under kRopeList, a tile's keys rotate by their index in the tile (softmax.h).
+  if (rope.query_weight || !by_list) {
     rope.angles(by_list ? list.count - 1 : static_cast<uint32_t>(ctx.step.position) + row, t.angles);
     for (uint32_t h = 0; h < p.group; ++h) rope.rotate_query(t.q + h * width, t.angles, p.head_dim);
     std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
   }
-  const float factor = by_list ? rope.factor() : 1;
-  const auto rotate_queries_for_tile = [&](uint32_t first_key) {
-    rope.angles(weighted ? first_key : list.count - 1 - first_key, t.angles);
-    if (weighted)
-      rope.invert(t.angles);
-    else
-      for (uint32_t i = 0; i < p.rope.n_rot; ++i) t.angles[i] *= factor;
-    std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
-    for (uint32_t h = 0; h < p.group; ++h) rope.rotate(t.rotated + h * width, t.angles);
-  };
   std::fill_n(t.out, p.group * out_width, 0.0f);
   std::fill_n(t.peak, p.group, -kInfinity);
   std::fill_n(t.sum, p.group, 0.0f);
@@ -193,7 +153,7 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row, ui
     k_rows.format.load_tile(k, keys, p.head_dim, t.keys);
     if (by_list) {
       kernels.rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
-      rotate_queries_for_tile(key);
+      rotate_for_tile(rope, list.count - 1, key, p.group, width, t.q, t.angles, t.rotated);
     }
     std::fill_n(t.visible, p.group, keys);
     kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);
@@ -238,32 +198,16 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t row) {
     const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
     attend_pool(ctx, o, row, p.first_head + head, list, first, std::min(list.count, first + part), parts.low,
                 t);
-    const uint64_t at_part = uint64_t(head * kMaxParts + number) * p.group;
-    std::memcpy(parts.peak + at_part, t.peak, p.group * sizeof(float));
-    std::memcpy(parts.sum + at_part, t.sum, p.group * sizeof(float));
-    std::memcpy(parts.out + at_part * width, t.out, p.group * width * sizeof(float));
+    keep_part(parts, head, number, p.group, width, t);
   });
 
   ctx.threads.run(p.heads * p.group, [&](uint32_t query, uint32_t) {
     const uint32_t head = query / p.group;
     const EntryList list = list_of(head);
     const uint32_t n = static_cast<uint32_t>(ceil_div(list.count - first_of(list), part));
-    const uint64_t first = uint64_t(head) * kMaxParts * p.group + query % p.group;
-    const auto part_of = [&](uint32_t i) {
-      return LogSum{parts.peak[first + i * p.group], parts.sum[first + i * p.group]};
-    };
-    const LogSum sink = sink_of(o, p.first_head * p.group + query);
-    LogSum all{sink.peak, 0};
-    for (uint32_t i = 0; i < n; ++i) all.peak = std::max(all.peak, part_of(i).peak);
-    if (o.sinks) all = merged(all, sink, std::exp2(gap(all, sink)));
-    for (uint32_t i = 0; i < n; ++i) all = merged(all, part_of(i), std::exp2(gap(all, part_of(i))));
-    float* y = data<float>(o.y) + uint64_t(row) * p.y_stride + (p.first_head * p.group + query) * values.cols;
-    std::fill_n(y, values.cols, 0.0f);
-    for (uint32_t i = 0; i < n; ++i) {
-      const float weight = std::exp2(gap(all, part_of(i))) / all.sum;
-      const float* out = parts.out + (first + i * p.group) * width;
-      for (uint32_t c = 0; c < values.cols; ++c) y[c] += weight * out[c];
-    }
+    const uint32_t of_layer = p.first_head * p.group + query;
+    combine_parts(parts, head, n, p.group, query % p.group, width, o.sinks, of_layer, values.cols,
+                  data<float>(o.y) + uint64_t(row) * p.y_stride + of_layer * values.cols);
   });
 }
 

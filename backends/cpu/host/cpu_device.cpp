@@ -90,6 +90,9 @@ bool is_supported(const Op& op) {
                  one_format(o.p.head_dim, o.pool_v, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvRecall>)
           return formats(o.p.head_dim, o.row_k, o.row_v, o.k, o.v);
+        else if constexpr (std::is_same_v<T, AttendAll>)
+          return one_format(o.p.head_dim, o.k, o.chunk_k) && one_format(o.p.head_dim, o.v, o.chunk_v) &&
+                 formats(o.p.head_dim, o.stored_k, o.stored_v);
         else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
           return formats(o.p.head_dim, o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)  // no values: they are parts of keys' rows

@@ -56,6 +56,13 @@ struct Seconds {
         o.p.window ? std::min<double>(o.p.window + rows, o.p.view_capacity) : o.p.view_capacity;
     return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, seen);
   }
+  // A step seldom reads so many pages; the limit keeps the list of parts short.
+  double operator()(const AttendAll& o) const {
+    constexpr double kMostEntries = 1 << 16;
+    if (!o.chunk_k) return 0;
+    const double stored = double(o.p.page_capacity) * kStoredPage;
+    return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, std::min(stored, kMostEntries));
+  }
   // The chunk form, at half the rate of matrix products.
   double operator()(const DeltaNet& o) const {
     return 2 * rows * o.p.value_heads * 8 * o.p.width * o.p.width / kernels().flop_per_second;
