@@ -192,6 +192,7 @@ Json memory_json(const thimble_memory& m) {
           {"total", m.total},
           {"store", m.store},
           {"store_file", m.store_file},
+          {"recall_bytes", m.recall_bytes},
           {"mapped", m.mapped},
           {"mapped_resident", m.mapped_resident},
           {"streamed", m.streamed},

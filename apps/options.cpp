@@ -181,11 +181,22 @@ void add_policy_flags(CLI::App& app, Settings& s) {
   add_size("--recall-disk", o.recall_disk_bytes,
            "Keep them in a temporary file of at most this size instead, in $TMPDIR; on a tmpfs it takes "
            "memory (default: none)");
-  app.add_option("--recall", o.recall, "Entries of each head that come back at most (default: 512)")
-      ->type_name("N")
+  app.add_option_function<std::string>(
+         "--recall",
+         [&o](const std::string& text) {
+           if (text == "all")
+             o.recall = THIMBLE_RECALL_ALL;
+           else if (!CLI::detail::lexical_cast(text, o.recall) || o.recall > INT32_MAX)
+             throw CLI::ValidationError("--recall", "'" + text + "' is neither a number nor all");
+         },
+         "Entries of each head that come back at most. all: none do, and the end of the prompt and all "
+         "generated tokens attend to the whole store, as exact as a store of f16 is; `thimble plan` says how "
+         "many bytes a token then reads. all only with --recall-mem and without a selection (default: 512)")
+      ->type_name("N|all")
       ->group(store);
   app.add_option("--recall-every", o.recall_every,
-                 "Generated tokens after which the latest ones choose again what comes back (default: 32)")
+                 "Generated tokens after which the latest ones choose again what comes back; not with "
+                 "--recall all (default: 32)")
       ->type_name("N")
       ->group(store);
   add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},

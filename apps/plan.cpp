@@ -81,6 +81,10 @@ int plan_command(const Settings& s, uint64_t tokens) {
     std::printf(
         "formats   %s of %s layers store keys or values more finely than --kv says (docs/design.md)\n",
         format_count(memory.finer_layers).c_str(), format_count(info.layers).c_str());
+  if (memory.recall_bytes)
+    std::printf(
+        "recall    each generated token reads up to %s of the store, and those of the text's end do\n",
+        format_size(memory.recall_bytes).c_str());
   if (memory.states)
     std::printf("states    %s a slot in %s slots, of which %s can hold a position to rewind to\n",
                 format_size(memory.states / memory.state_slots).c_str(),

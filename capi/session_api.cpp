@@ -77,6 +77,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.streamed = paged_bytes(model, plan.paged_layers);
   m.store = plan.store;
   m.store_file = plan.store_file;
+  m.recall_bytes = plan.recall_bytes;
   m.view = plan.view;
   m.workspace = plan.workspace;
   m.io = plan.io;

@@ -84,7 +84,10 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
     if (m.has_keys()) retention(l).record_queries(l);
     if (at_.recall.list && l.model_layer().retains()) keep_asking(l);
     if (options_.watch) keep_query(l);
-    attend(l, select(l));
+    // A chunk attends to everything in few steps, a generated token in all of them.
+    const bool all = options_.recalls_all() && model_.layers[m.owner].retains();
+    if (!all || l.chunk) attend(l, select(l));
+    if (all) attend_all(l);
   }
   const LayerStep owner = layer_step(l.recorder, m.owner, step);
   if (owner.attention().last_reader == l.layer) retain(owner, step);
@@ -385,6 +388,42 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
   }
 }
 
+// Attends to what is in the pool and in the store. In a chunk it replaces attend(), if the step reads the
+// store and this has entries of the layer.
+void Decoder::attend_all(const LayerStep& l) const {
+  const LayerPool& pool = l.pool();
+  const RecallViews::Stored& stored = at_.recall.stored[l.attention().owner];
+  l.recorder.record(AttendAll{.q = at_.qkv,
+                              .k = pool.k,
+                              .v = pool.v,
+                              .pos = pool.pos,
+                              .chunk_k = l.chunk ? l.chunk_rows().k : KvArray{},
+                              .chunk_v = l.chunk ? l.chunk_rows().v : KvArray{},
+                              .pages = stored.pages,
+                              .order = stored.order,
+                              .stored_k = stored.k,
+                              .stored_v = stored.v,
+                              .count = at_.recall.pages.slice(l.head_state() * sizeof(uint32_t),
+                                                              l.attention().kv_heads * sizeof(uint32_t)),
+                              .rope = l.rope_table(),
+                              .sinks = weights_.of(l.attention().sinks),
+                              .y = at_.attention,
+                              .p = {.first_head = 0,
+                                    .heads = l.attention().kv_heads,
+                                    .group = l.attention().group(),
+                                    .head_dim = l.attention().head_dim,
+                                    .row_stride = dimensions_.qkv_cols,
+                                    .y_stride = l.attention().attended_cols(),
+                                    .chunk_capacity = options_.chunk,
+                                    .head_state = l.head_state(),
+                                    .page_capacity = stored.page_capacity,
+                                    .stored_stride = stored.stride,
+                                    .if_stored = l.chunk,
+                                    .scale = model_.attention_scale,
+                                    .cap = model_.attention_cap,
+                                    .rope = l.rope()}});
+}
+
 // Evicts after the step's rows, if the step does so.
 void Decoder::retain(const LayerStep& l, Step step) const {
   const Eviction eviction = traits_of(l.attention(), options_).eviction;
@@ -418,7 +457,7 @@ void Decoder::compact(const LayerStep& l) const {
                                  .score_capacity = 0,
                                  .chunk_capacity = options_.chunk,
                                  .list_capacity = list_capacity}});
-  if (evicts && at_.recall.list && !l.attention().window) spill(l, scores);
+  if (evicts && at_.recall.spilled && !l.attention().window) spill(l, scores);
   l.recorder.record(KvCompact{.list = evicts ? at_.retain_list : View{},
                               .chunk_k = l.chunk_rows().k,
                               .chunk_v = l.chunk_rows().v,
@@ -830,7 +869,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       layers(
           r, [](const RetentionTraits& t) { return t.evicts(); }, [&](const LayerStep& l) { compact(l); });
     }));
-  if (options_.recall)
+  if (options_.most_recalled())
     THIMBLE_TRY(make(1, programs.recall, [&](Recorder& r) {
       for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
         if (!model_.layers[layer].retains()) continue;

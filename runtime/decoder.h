@@ -71,6 +71,7 @@ class Decoder {
   void grow_queries(const LayerStep&, const View& positions = {}) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&, const View& row_index = {}) const;
+  void attend_all(const LayerStep&) const;
   void retain(const LayerStep&, Step) const;
   void compact(const LayerStep&) const;
   void merge(const LayerStep&) const;

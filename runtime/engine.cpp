@@ -68,8 +68,8 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   THIMBLE_TRY(place_weights(weights));
   weights_.pager = LayerPager(*model_, plan_.paged_layers);
   THIMBLE_TRY(allocate_arenas(allocated));
-  THIMBLE_TRY(record_programs());
   THIMBLE_TRY(make_store());
+  THIMBLE_TRY(record_programs());
   const uint64_t heads = plan_.dimensions.runs.size();
   command_.heads.resize(heads);
   if (policies_.host()) {
@@ -132,6 +132,7 @@ Status Engine::record_programs() {
   THIMBLE_LET(stream,
               device_->open_stream(layout_.scratch, static_cast<uint32_t>(plan_.dimensions.runs.size())));
   stream_ = std::move(stream);
+  THIMBLE_TRY(show_store());
   const Decoder decoder(setting_, policies_, weights_, layout_);
   THIMBLE_LET(programs, decoder.record(*device_, *stream_));
   programs_ = std::move(programs);
@@ -252,6 +253,8 @@ void Engine::fill(const Step& step, const SequenceState& state) {
   policies_.selection->fill(plan_.options, state.generation, params);
   command_.params = params;
   fill_heads(step, state);
+  for (size_t i = 0; i < command_.heads.size() && layout_.recall.pages; ++i)
+    on_host<uint32_t>(layout_.recall.pages)[i] = step.reads_store ? store_->count(i) : 0;
 }
 
 void Engine::fill_heads(const Step& step, const SequenceState& state) {

@@ -43,6 +43,8 @@ struct Step {
   // The rows end the prompt. No last entries are protected: the stabilizers are scored like the other entries
   // (methods 2.5).
   bool ends_prompt = false;
+  // If everything is recalled: the rows attend to the store, too.
+  bool reads_store = false;
 };
 
 class Engine {
@@ -199,6 +201,7 @@ class Engine {
   void fill(const Step&, const SequenceState&);
   void fill_heads(const Step&, const SequenceState&);
   Status make_store();
+  Status show_store();
   Status store_spilled();
   Status without_store(const Status& why);
   Status list_own(const AttentionMixer&, const SequenceState&);
@@ -224,6 +227,7 @@ class Engine {
   Command command_;
   std::atomic<bool> interrupted_ = false;
   std::optional<RecallStore> store_;
+  std::unique_ptr<Buffer> stored_;  // the store's memory, if ops read it
   std::optional<RecallChoice> choice_;
   // Scratch memory of retention policies that score on the host: positions of entries, and embeddings
   // [kNotedAtOnce][d_model].

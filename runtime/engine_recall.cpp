@@ -17,7 +17,29 @@ Status Engine::make_store() {
   if (!plan_.options.recall) return {};
   THIMBLE_LET(store, RecallStore::create(recall_shape(*model_, plan_.options)));
   store_.emplace(std::move(store));
-  choice_.emplace(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  if (plan_.options.most_recalled())
+    choice_.emplace(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  return {};
+}
+
+// Shows the store to the ops that read its entries where they are, on devices that read host memory.
+Status Engine::show_store() {
+  if (!plan_.options.recalls_all()) return {};
+  layout_.recall.stored.resize(model_->layers.size());
+  if (!device_->info().unified) return {};  // has no such op, and recording says so
+  const std::span<const std::byte> memory = store_->memory();
+  THIMBLE_SET(stored_, device_->import_host(memory.data(), memory.size()));
+  for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
+    if (!model_->layers[layer].retains()) continue;
+    const RecallStore::Places at = store_->places(model_->layers[layer].attention()->first_run);
+    const auto from = [&](uint64_t first) { return View{stored_.get(), first, memory.size() - first}; };
+    layout_.recall.stored[layer] = {.pages = from(at.pages),
+                                    .order = from(at.order),
+                                    .k = {from(at.keys), layout_.recall.k[layer].type},
+                                    .v = {from(at.values), layout_.recall.v[layer].type},
+                                    .page_capacity = store_->page_capacity(),
+                                    .stride = static_cast<uint32_t>(at.stride / 64)};
+  }
   return {};
 }
 
@@ -56,7 +78,7 @@ Status Engine::check_store(const Status& done, SequenceState& state) {
 
 Status Engine::recall(SequenceState& state) {
   const uint32_t asking = state.ahead ? state.ahead : state.asking;
-  if (!holds_stored() || !asking) return {};
+  if (!choice_ || !holds_stored() || !asking) return {};
   uint32_t segment = 0;
   for (uint32_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;
@@ -79,7 +101,7 @@ Status Engine::recall(SequenceState& state) {
 
 Status Engine::put_back(SequenceState& state) {
   uint32_t segment = 0;
-  for (uint32_t layer = 0; layer < model_->layers.size() && store_; ++layer) {
+  for (uint32_t layer = 0; layer < model_->layers.size() && choice_; ++layer) {
     if (!model_->layers[layer].retains()) continue;
     const AttentionMixer& m = *model_->layers[layer].attention();
     THIMBLE_TRY(list_own(m, state));

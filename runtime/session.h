@@ -229,6 +229,7 @@ class Session {
   Status count_kept(float* kept);
   Status add_attention(float* attended);
   double mean_entries() const;
+  Cost cost_of_store(uint32_t rows);
   void report_progress();
 
   // Files.

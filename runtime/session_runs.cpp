@@ -120,9 +120,10 @@ void Session::commit_chunk(const Run& run) {
   if (run.waiting) state_.waiting.erase(state_.waiting.begin(), state_.waiting.begin() + rows);
   if (again_rows(options())) state_.unscored += rows;
   state_.attended = listed ? Attended::kList : Attended::kEverything;
+  if (run.step.reads_store) state_.prefill += cost_of_store(rows);
   state_.forget_logits();
   if (run.logits) note_logits();
-  if (options().recall) state_.asking = std::min(kAskingTokens, state_.asking + rows);
+  if (options().most_recalled()) state_.asking = std::min(kAskingTokens, state_.asking + rows);
   state_.ahead = 0;
   engine_->count_entries(state_);
   keep_states(run.logits);
@@ -136,11 +137,19 @@ void Session::commit_token() {
   state_.decode += cost_.run(engine_->step().n_rows, entries, false, true);
   state_.selecting += selection().cost(model(), options(), entries + 1);
   if (unscored_rows(options())) ++state_.unscored;
-  if (options().recall) state_.asking = std::min(kAskingTokens, state_.asking + 1);
+  if (options().most_recalled()) state_.asking = std::min(kAskingTokens, state_.asking + 1);
   state_.attended = selects() ? Attended::kList : Attended::kEverything;
+  if (engine_->step().reads_store) state_.decode += cost_of_store(1);
   note_logits();
   engine_->count_entries(state_);
   keep_states(false);
+}
+
+// What rows that attended to the store read there. What they paid to each entry is not known.
+Cost Session::cost_of_store(uint32_t rows) {
+  if (!engine_->holds_stored()) return {};
+  state_.attended = Attended::kUnknown;
+  return cost_.stored(rows, static_cast<double>(engine_->store()->entries()) / full_heads(model()));
 }
 
 // Keeps the states of recurrent layers for a rewind, if this is a place to return to.
@@ -199,7 +208,7 @@ Status Session::evict() {
 // The first waiting tokens call back evicted entries. They are read once to get their queries, and then again
 // by read_waiting(), which overwrites their entries, so that all of them attend to what they called back.
 Status Session::recall_ahead() {
-  if (!engine_->holds_stored()) return {};
+  if (!options().most_recalled() || !engine_->holds_stored()) return {};
   if (!state_.ahead) {
     const auto rows = static_cast<uint32_t>(std::min<size_t>(options().chunk, state_.waiting.size()));
     THIMBLE_TRY(upkeep());

@@ -56,6 +56,7 @@ template <typename T>
 std::string text_of(T value, const OptionValues& values) {
   for (const OptionChoice& choice : values.choices)
     if (choice.number == static_cast<int32_t>(value)) return choice.in_files;
+  if (values.all && static_cast<uint32_t>(value) == UINT32_MAX) return values.all;
   return count(static_cast<uint32_t>(value));
 }
 

@@ -70,6 +70,7 @@ Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   Step step = new_rows(engine_->chunk_program(rows), rows);
   step.last = engine_->tail() + logits;
   step.evicts = evicts;
+  step.reads_store = !evicts && options().recalls_all();
   step.ends_prompt = last;
   return start({.work = Work::kChunk,
                 .step = step,
@@ -214,6 +215,7 @@ void Session::note_generated(int32_t token) {
 Session::Run Session::alone_run() const {
   Step step = new_rows(*engine_->programs().decode, 1);
   step.evicts = traits(options().retention).eviction == Eviction::kAfterEachToken;
+  step.reads_store = options().recalls_all();
   return {.work = Work::kDecode, .step = step};
 }
 
@@ -291,6 +293,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   unfinished_.has_log_probs = false;  // those of the first token are already read
   Step step = new_rows(engine_->chunk_program(rows), rows);
   step.last = engine_->tail();
+  step.reads_store = options().recalls_all();
   return start({.work = Work::kChunk, .step = step});
 }
 

@@ -69,7 +69,7 @@ static const Row kMemory[] = {I(pool),          I(capacity),
                               I(selection_pays), J(states),
                               J(state_slots),   J(draft),
                               J(streamed),      J(store),         J(store_file),
-                              I(finer_layers)};
+                              I(finer_layers),  J(recall_bytes)};
 #undef STRUCT
 
 #define STRUCT thimble_stats

@@ -43,7 +43,7 @@ export interface SessionOptions {
   draftTokens?: number;
   recallFormat?: 'f16' | 'q8_0' | 'q4_0';
   recallMemBytes?: number;
-  recall?: number;
+  recall?: number | 'all';
   recallEvery?: number;
   recallDiskBytes?: number;
   keyFormat?: 'f16' | 'q8_0' | 'q4_0';
@@ -120,6 +120,7 @@ export interface Memory {
   store: number;
   storeFile: number;
   finerLayers: number;
+  recallBytes: number;
 }
 
 /** thimble_stats. */

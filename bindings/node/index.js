@@ -44,6 +44,7 @@ function sessionOptions(values, model) {
       if (number === undefined) throw new TypeError(`${camel(field)} cannot be "${value}"`);
       return number;
     }
+    if (field === 'recall' && value === 'all') return constants.THIMBLE_RECALL_ALL;
     if (field !== 'heads') return value;
     if (value.model !== model) throw new TypeError('these heads were opened for another model');
     return pointerOf(value);

@@ -485,6 +485,7 @@ THIMBLE_API thimble_status thimble_chat_render(const thimble_model* model, const
 /* ---- session options ---- */
 
 #define THIMBLE_DEFAULT UINT32_MAX /* the value that asks for the default, in fields that say so */
+#define THIMBLE_RECALL_ALL UINT32_MAX /* as `recall` of thimble_session_options: everything in the store */
 
 enum { /* retention: which entries stay when a pool is over its size */
   THIMBLE_RETENTION_DEFAULT = -1, /* the retention of options.heads (thimble_heads_retention) if they are set,
@@ -603,8 +604,12 @@ typedef struct thimble_session_options {
                                    its own. Needs the CPU and a retention that evicts, not ADORE; refused with local 0
                                    and with latent attention */
   uint32_t recall;              /* entries of each head that come back from the store; the queries at the end of the
-                                   prompt and of generated tokens choose them; 0: 512 with a store */
-  uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32 */
+                                   prompt and of generated tokens choose them; 0: 512 with a store.
+                                   THIMBLE_RECALL_ALL: none come back; the end of the prompt, and generated and scored
+                                   tokens, attend to the whole store where it is (thimble_memory.recall_bytes). Needs
+                                   recall_mem_bytes; refused with a selection */
+  uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32. Refused with
+                                   THIMBLE_RECALL_ALL */
   uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index. Restoring needs
                                    room for a second file */
   int32_t key_format;           /* THIMBLE_KV_*: how the pool stores keys. A layer keeps F16 where heads are no multiple
@@ -652,6 +657,7 @@ typedef struct thimble_memory {
   uint64_t store_file;  /* the temporary file of evicted entries; its index is part of `io` */
   uint32_t finer_layers; /* layers whose keys or values have more bits than key_format and value_format say */
   uint32_t reserved;
+  uint64_t recall_bytes; /* with THIMBLE_RECALL_ALL: what each generated token reads of a full store */
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.
@@ -796,8 +802,9 @@ THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32
  * Returns THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and whenever it is not known: before a
  * token was read, after a rewind past the last token, and after an eviction until the next token is read or
  * generated. (A prompt's last `local` tokens are read after its eviction; a chunk in the middle of a prompt is
- * evicted from at once.) With ADORE, which evicts with every token, it is never known once the pool is full. A clone
- * knows what its session knew unless that session was shrunk; a restored session does not. */
+ * evicted from at once.) With ADORE, which evicts with every token, it is never known once the pool is full; nor is
+ * it after a token that attended to a store (THIMBLE_RECALL_ALL). A clone knows what its session knew unless that
+ * session was shrunk; a restored session does not. */
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);

@@ -55,6 +55,7 @@ struct Dimensions {
   uint32_t reach = 0;     // entries of the longest run and the chunk that a step can see
   uint32_t view_capacity = 0;
   uint32_t view_passes = 0;     // passes in which a chunk reads the entries that it attends to
+  uint32_t stored = 0;          // most entries of a head's store that a row attends to, where they are
   uint32_t rope_positions = 0;  // positions that the rope table serves
   uint32_t largest_list = 0;    // most entries that a row attends to
   uint32_t qkv_cols =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -259,6 +260,14 @@ void RecallStore::set_recalled(size_t run, std::span<const uint32_t> chosen) {
   Page* const pages = pages_of(run);
   for (uint32_t i = 0; i < counts_[run]; ++i) pages[i].recalled = 0;
   for (const uint32_t i : chosen) pages[slot(run, i)].recalled = pages[slot(run, i)].held;
+}
+
+RecallStore::Places RecallStore::places(size_t run) const {
+  // attend_all reads pages as words.
+  static_assert(sizeof(Page) == 16 && offsetof(Page, number) == 0 && offsetof(Page, held) == 4);
+  const Run& r = runs_[run];
+  const Shape one{{shape_.runs[run]}, shape_.pages, shape_.in_file};
+  return {r.first, r.order, r.rows, r.rows + kRecallPage * r.key_bytes, place(one, nullptr).memory};
 }
 
 // ---- files ----

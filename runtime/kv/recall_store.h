@@ -19,7 +19,7 @@
 
 namespace thimble {
 
-inline constexpr uint32_t kRecallPage = 16;
+inline constexpr uint32_t kRecallPage = kStoredPage;
 
 class RecallStore {
  public:
@@ -89,6 +89,15 @@ class RecallStore {
   void restore(std::span<const uint32_t> counts, std::span<const std::byte> saved,
                std::optional<ScratchFile>);
   std::span<const uint32_t> counts() const { return counts_; }
+
+  // The memory of a store without a file, and where the arrays of a run begin in it, as attend_all reads
+  // them. The arrays of the next run, if it has the same rows, follow after `stride` bytes.
+  std::span<const std::byte> memory() const { return {memory_.data(), place(shape_, nullptr).memory}; }
+  uint32_t page_capacity() const { return shape_.pages; }
+  struct Places {
+    uint64_t pages, order, keys, values, stride;
+  };
+  Places places(size_t run) const;
 
   // The pages of a run, by ascending number.
   uint32_t count(size_t run) const { return counts_[run]; }

@@ -45,7 +45,7 @@ struct ChunkRows {
 };
 
 // The buffers through which entries go to the store and come back, for one layer at a time, and the queries
-// that call them back. Except for the queries, all are in io. Empty without a store.
+// that call them back. Except for the queries and the store itself, all are in io. Empty without a store.
 struct RecallViews {
   std::vector<KvArray> k, v;  // [kv head][reach][dh] of each layer, in the store's format, in one place
   View keys;                  // f32 [kv head][reach][dh]
@@ -53,6 +53,15 @@ struct RecallViews {
   View spilled, rows;         // uint [1 + kv head]: see kv_spill; uint [kv head]: see kv_recall
   View list;                  // [kv head][1 + reach]
   std::vector<View> queries;  // f32 [kAskingTokens][H dh] of each layer
+  // If everything is recalled: the pages of each run that the step reads, uint [run], and where the store
+  // has those of each layer (see attend_all). `stored` is set once there is a store.
+  View pages;
+  struct Stored {
+    View pages, order;
+    KvArray k, v;
+    uint32_t page_capacity = 0, stride = 0;
+  };
+  std::vector<Stored> stored;
 };
 
 struct Layout {

@@ -8,7 +8,7 @@
 namespace thimble {
 
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
-    : full_entry_(full_entry_cost(model, o).both) {
+    : full_entry_(full_entry_cost(model, o).both), stored_entry_(stored_entry_cost(model, o)) {
   for (const Layer& layer : model.layers) {
     layers_ += product_cost(layer.token_branch);
     for (const Mixer& mixer : layer.mixers)

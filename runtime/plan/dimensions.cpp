@@ -4,6 +4,8 @@
 #include <cmath>
 #include <span>
 
+#include "runtime/plan/lay_out.h"
+
 namespace thimble {
 namespace {
 
@@ -14,7 +16,7 @@ HeadRun full_run(const SessionOptions& o, uint32_t keep) {
   run.evicts = traits(o.retention).evicts();
   run.keep = keep;
   // Rows that are read again stay in the pool until the second reading.
-  run.recall = o.recall;
+  run.recall = o.most_recalled();
   run.capacity = keep + std::max(o.local + o.max_new, again_rows(o)) + run.recall;
   run.protect_first = std::min(o.protect_init, keep);
   run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
@@ -222,7 +224,9 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   d.state_slots = state_slots(model, o);
   if (d.state_slots) d.most_recent = uint64_t(d.capacity) + o.chunk;
   d.most_waiting = std::max<uint64_t>(uint64_t(o.chunk) + o.local + 1, d.most_recent);
-  d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
+  if (o.recalls_all()) d.stored = recall_shape(model, o).pages * kRecallPage;
+  d.largest_list += d.stored;
+  d.rope_positions = std::max(d.reach + d.stored, policies.selection->rope_positions(o));
   if (o.positions == Positions::kOriginal) d.rope_positions = std::max(d.rope_positions, o.context + again);
   return d;
 }

@@ -108,22 +108,14 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   return chunks;
 }
 
-// The formats in which the store has a layer's keys and values: those that the options ask for where the pool
-// has f16, and otherwise the pool's, because an entry is encoded once.
-KvTypes recall_types(const Model& model, const AttentionMixer& m, const SessionOptions& o) {
-  SessionOptions asked = o;
-  asked.key_format = asked.value_format = o.recall_format;
-  const KvTypes pool = kv_types(model, m, o), store = kv_types(model, m, asked);
-  return {pool.k == DType::kF16 ? store.k : pool.k, pool.v == DType::kF16 ? store.v : pool.v};
-}
-
 RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
   const uint64_t word = 4, kv_heads = s.model.shape.kv_heads, entries = s.dimensions.reach;
+  const bool chooses = s.options.most_recalled();
   RecallViews r;
   uint64_t key_bytes = 0, value_bytes = 0, cols = 0;  // of all heads of a layer
   for (const Layer& layer : s.model.layers) {
-    r.queries.push_back(layer.retains() ? pool.place(kAskingTokens * layer.attention()->q_cols() * word)
-                                        : View{});
+    r.queries.push_back(
+        chooses && layer.retains() ? pool.place(kAskingTokens * layer.attention()->q_cols() * word) : View{});
     if (!layer.retains()) continue;
     const AttentionMixer& m = *layer.attention();
     const KvTypes types = recall_types(s.model, m, s.options);
@@ -141,8 +133,12 @@ RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
   r.pos = io.place(entries * kv_heads * word);
   r.cis = io.place(entries * kv_heads * word);
   r.spilled = io.place((1 + kv_heads) * word);
-  r.rows = io.place(kv_heads * word);
-  r.list = io.place(kv_heads * (1 + entries) * word);
+  if (chooses) {
+    r.rows = io.place(kv_heads * word);
+    r.list = io.place(kv_heads * (1 + entries) * word);
+  } else {
+    r.pages = io.place(s.dimensions.runs.size() * word);
+  }
   return r;
 }
 
@@ -180,7 +176,7 @@ RecallChoice::Limits recall_limits(const SessionOptions& o, const Dimensions& d,
   return {.rope_positions = d.rope_positions,
           .context = o.context ? o.context : UINT32_MAX,
           .capacity = d.capacity,
-          .recall = o.recall,
+          .recall = o.most_recalled(),
           .pages = pages};
 }
 

@@ -43,7 +43,8 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
           .positions = policies.selection->selects(s.options)
                            ? std::max(policies.selection->vote_positions(s), 1u)
                            : 0,
-          .heads = static_cast<uint32_t>(d.runs.size())};
+          .heads = static_cast<uint32_t>(d.runs.size()),
+          .stores = s.options.recalls_all()};
 }
 
 // Whether the keys of all layers among which runs may move have the same width.
@@ -144,6 +145,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
     const RecallStore::Shape shape = recall_shape(model, o);
     if (!shape.pages) return too_small_store(shape, o);
     plan.store_pages = shape.pages;
+    if (o.recalls_all()) plan.recall_bytes = uint64_t(stored_entry_cost(model, o).bytes) * d.stored;
     (shape.in_file ? plan.store_file : plan.store) =
         shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape);
   }
@@ -237,7 +239,7 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 // file.
 static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
-  if (!o.recall) return 0;
+  if (!o.most_recalled()) return 0;
   return RecallChoice::bytes(model, recall_limits(o, plan.dimensions, plan.store_pages)) +
          (o.recall_disk ? RecallStore::bytes(recall_shape(model, o)) : 0);
 }
@@ -283,7 +285,20 @@ Status resolve_recall(SessionOptions& o) {
         policy_name(o.retention),
         traits(o.retention).evicts() ? "it reads evicted tokens again by itself" : "it evicts nothing");
   if (!o.recall) o.recall = kDefaultRecall;
-  if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
+  if (!o.recalls_all()) {
+    if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
+    return {};
+  }
+  if (o.recall_every)
+    return error(Code::kInvalidArgument,
+                 "with recall all, every generated token attends to the store; leave recall_every out");
+  if (o.recall_disk)
+    return error(Code::kInvalidArgument,
+                 "recall all reads a store in memory, not in a file; give it its size with recall_mem");
+  if (o.selection != Selection::kDense)
+    return error(Code::kInvalidArgument,
+                 "%s attends to a part of the pool, and recall all to everything; leave out one of them",
+                 policy_name(o.selection));
   return {};
 }
 
@@ -292,6 +307,7 @@ Status resolve_recall(SessionOptions& o) {
 template <typename T>
 Status check_most(const char* name, T value, T at_first, const OptionValues& values) {
   if (value == at_first || static_cast<double>(value) <= values.most) return {};
+  if (values.all && static_cast<double>(value) == UINT32_MAX) return {};
   return error(Code::kInvalidArgument, "%s is %u; the largest is %u", name, static_cast<uint32_t>(value),
                values.most);
 }

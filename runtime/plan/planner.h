@@ -15,11 +15,12 @@ struct MemoryPlan {
   uint64_t weights = 0;       // bytes on the device; 0 if the device reads the mapped file
   uint64_t shared = 0;        // part of weights that other sessions placed; not in total
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
-  uint64_t store = 0;        // host memory for evicted entries, without a file; in no other number
-  uint64_t store_file = 0;   // bytes of a file for evicted entries; its index is part of io
-  uint32_t store_pages = 0;  // of each head
-  uint64_t states = 0;       // part of pool: the states of recurrent layers, in all slots
-  uint64_t released = 0;     // part of the original pool that was given back; in no other number
+  uint64_t store = 0;         // host memory for evicted entries, without a file; in no other number
+  uint64_t store_file = 0;    // bytes of a file for evicted entries; its index is part of io
+  uint32_t store_pages = 0;   // of each head
+  uint64_t recall_bytes = 0;  // what a generated token reads of a full store, if everything is recalled
+  uint64_t states = 0;        // part of pool: the states of recurrent layers, in all slots
+  uint64_t released = 0;      // part of the original pool that was given back; in no other number
   // What a draft model's own session takes, without the device's fixed part; and the part of it that clones
   // share.
   uint64_t draft = 0, draft_weights = 0;

@@ -57,6 +57,13 @@ uint32_t finer_layers(const Model& model, const SessionOptions& o) {
   return count;
 }
 
+KvTypes recall_types(const Model& model, const AttentionMixer& m, const SessionOptions& o) {
+  SessionOptions asked = o;
+  asked.key_format = asked.value_format = o.recall_format;
+  const KvTypes pool = kv_types(model, m, o), store = kv_types(model, m, asked);
+  return {pool.k == DType::kF16 ? store.k : pool.k, pool.v == DType::kF16 ? store.v : pool.v};
+}
+
 EntryCost entry_cost(const Model& model, const AttentionMixer& m, const SessionOptions& o) {
   const KvTypes types = kv_types(model, m, o);
   return {key_cost(m, types.k), entry_cost(m, types.k, types.v)};
@@ -69,6 +76,16 @@ EntryCost full_entry_cost(const Model& model, const SessionOptions& o) {
     const EntryCost cost = entry_cost(model, *layer.attention(), o);
     sum.keys += cost.keys;
     sum.both += cost.both;
+  }
+  return sum;
+}
+
+Cost stored_entry_cost(const Model& model, const SessionOptions& o) {
+  Cost sum;
+  for (const Layer& layer : model.layers) {
+    if (!layer.attends_to_all()) continue;
+    const KvTypes types = recall_types(model, *layer.attention(), o);
+    sum += entry_cost(*layer.attention(), types.k, types.v);
   }
   return sum;
 }

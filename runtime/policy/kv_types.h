@@ -27,6 +27,10 @@ KvTypes kv_types(const Model&, const AttentionMixer&, const SessionOptions&);
 // The number of layers for which these are not what the options ask for.
 uint32_t finer_layers(const Model&, const SessionOptions&);
 
+// The formats in which a store of evicted entries has them: `recall_format` where the pool has f16, and
+// otherwise the pool's, because an entry is encoded once.
+KvTypes recall_types(const Model&, const AttentionMixer&, const SessionOptions&);
+
 // The cost of one entry in one layer: its bytes, and the operations for one row of queries.
 struct EntryCost {
   Cost keys, both;  // both: keys and values
@@ -34,5 +38,7 @@ struct EntryCost {
 EntryCost entry_cost(const Model&, const AttentionMixer&, const SessionOptions&);
 // The same in all layers that attend to every entry.
 EntryCost full_entry_cost(const Model&, const SessionOptions&);
+// The cost of attending to one entry of each head's store.
+Cost stored_entry_cost(const Model&, const SessionOptions&);
 
 }  // namespace thimble

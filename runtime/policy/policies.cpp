@@ -117,7 +117,7 @@ void take_shares(SessionOptions& o) {
 
 uint32_t trained_entries(const Model& model, const SessionOptions& o) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
-  const uint32_t beside = std::max(o.chunk, o.local + o.max_new + o.recall) + again_rows(o);
+  const uint32_t beside = std::max(o.chunk, o.local + o.max_new + o.most_recalled()) + again_rows(o);
   return trained > beside ? trained - beside : 1;
 }
 

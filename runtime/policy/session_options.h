@@ -14,6 +14,7 @@
 namespace thimble {
 
 inline constexpr uint32_t kDefault = UINT32_MAX;
+inline constexpr uint32_t kRecallAll = UINT32_MAX;  // of `recall`
 
 enum class RetainScope : uint32_t { kPerHead, kLayer };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
@@ -33,6 +34,7 @@ struct OptionChoice {
 struct OptionValues {
   std::span<const OptionChoice> choices = {};  // the only values; empty: any number
   uint32_t most = UINT32_MAX;                  // checked after resolve() has decided the defaults
+  const char* all = nullptr;                   // what UINT32_MAX means, if it is a value and not a default
 };
 
 #define X(value, name, ...) {static_cast<int32_t>(Retention::k##value), #name, #name},
@@ -55,7 +57,8 @@ inline constexpr OptionChoice kYesNoOrDefault[] = {
     {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
 
 inline constexpr OptionValues kAnyNumber = {};
-inline constexpr OptionValues kCount = {.most = 1u << 28};    // so low that no index or byte count overflows
+inline constexpr OptionValues kCount = {.most = 1u << 28};  // so low that no index or byte count overflows
+inline constexpr OptionValues kCountOrAll = {.most = kCount.most, .all = "all"};
 inline constexpr uint32_t kMostDrafted = kMostLogitRows - 1;  // a step also reads the token before a draft
 inline constexpr OptionValues kCosine = {};                   // a float, at least -1
 
@@ -96,7 +99,7 @@ enum class Saved { kNo, kYes, kOnHost, kWithStore, kIfSet };
   X(bool,        watch,          false,                 {kYesOrNo},             Saved::kNo)     \
   X(Draft,       draft,          Draft::kNone,          {kDraftChoices},        Saved::kNo)     \
   X(uint32_t,    draft_tokens,   0,                     {.most = kMostDrafted}, Saved::kNo)     \
-  X(uint32_t,    recall,         0,                     kCount,                 Saved::kWithStore) \
+  X(uint32_t,    recall,         0,                     kCountOrAll,            Saved::kWithStore) \
   X(uint32_t,    recall_every,   0,                     kCount,                 Saved::kWithStore) \
   X(KvFormat,    recall_format,  KvFormat::kF16,        {kKvFormatChoices},     Saved::kWithStore) \
   X(KvFormat,    key_format,     KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)  \
@@ -121,8 +124,12 @@ struct SessionOptions {
   THIMBLE_SESSION_OPTIONS(X)
 #undef X
 
+  // Whether questions and generated tokens attend to everything in the store, where it is.
+  bool recalls_all() const { return recall == kRecallAll; }
+  // The most entries that come back into a head's run.
+  uint32_t most_recalled() const { return recalls_all() ? 0 : recall; }
   // Whether entries come back that differ from head to head.
-  bool recalls_per_head() const { return recall && retain_scope == RetainScope::kPerHead; }
+  bool recalls_per_head() const { return most_recalled() && retain_scope == RetainScope::kPerHead; }
 };
 
 }  // namespace thimble

@@ -141,7 +141,7 @@ OFFSET(thimble_session_options, recall_disk_bytes, 184);
 OFFSET(thimble_session_options, key_format, 192);
 OFFSET(thimble_session_options, value_format, 196);
 
-static_assert(sizeof(thimble_memory) == 192);
+static_assert(sizeof(thimble_memory) == 200);
 OFFSET(thimble_memory, struct_size, 0);
 OFFSET(thimble_memory, pool, 4);
 OFFSET(thimble_memory, capacity, 8);
@@ -170,6 +170,7 @@ OFFSET(thimble_memory, store, 168);
 OFFSET(thimble_memory, store_file, 176);
 OFFSET(thimble_memory, finer_layers, 184);
 OFFSET(thimble_memory, reserved, 188);
+OFFSET(thimble_memory, recall_bytes, 192);
 
 static_assert(sizeof(thimble_sampler_options) == 48);
 OFFSET(thimble_sampler_options, struct_size, 0);

@@ -151,6 +151,33 @@ TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
   }
 }
 
+// The text is read with dense attention. Then all but a few entries leave the pool, and what follows attends
+// to them in the store: with windows, sinks, caps, keys of earlier layers, states and any rotation.
+TEST_P(Families, EqualDenseIfAllIsRecalled) {
+  SessionOptions o = retaining(Retention::kWindow, 300);
+  o.recall_mem = 8 << 20;
+  o.recall = kRecallAll;
+  for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
+    o.positions = positions;
+    const auto made = Session::create(model_, cpu(), o);
+    if (!made.ok()) {
+      EXPECT_TRUE(made.status().code() == Code::kUnsupported &&
+                  std::string(GetParam()).starts_with("deepseek2"))
+          << made.status().message();
+      return;
+    }
+    SessionOptions without = o;
+    without.recall_mem = without.recall = 0;
+    const auto plain = open(without), session = open(o);
+    const std::vector<int32_t> question = behind(15);
+    for (Session* s : {plain.get(), session.get()}) read(*s, text());
+    must(session->shrink(20));
+    EXPECT_GT(must(session->stats()).stored, 0u);
+    expect_close(read(*session, question), read(*plain, question));
+    for (const int32_t token : behind(8)) expect_close(accept(*session, token), accept(*plain, token));
+  }
+}
+
 // Checks what every head holds: ascending positions, including the last tokens, and as many as its layer
 // allows.
 void expect_kept(const Session& session, const Model& model, uint32_t pool, uint32_t local,

@@ -7,10 +7,14 @@
 #include <filesystem>
 #include <functional>
 
+#include "backends/cpu/host/cpu_device.h"
+#include "backends/cpu/kernels.h"
+#include "tests/support/goldens.h"
 #include "tests/support/reference_model.h"
 #include "tests/support/saved_sessions.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
+#include "tests/support/spy_device.h"
 #include "tests/support/synthetic_model.h"
 
 namespace thimble::test {
@@ -212,6 +216,225 @@ TEST(Recalled, CopiesAndFilesContinueAlike) {
     if (HasFailure()) return;
   }
 }
+
+// ---- everything is recalled ----
+
+SessionOptions with_all() {
+  SessionOptions o = with_store(kRecallAll);
+  o.recall_every = 0;
+  return o;
+}
+
+// In a model of one layer, as above: with a store of everything else, the last token of the prompt and all
+// generated ones see the same as with dense attention. The runs hold no more entries than without a store.
+TEST(RecalledAll, AttentionIsDense) {
+  Seeded one;
+  one.layers = 1;
+  for (const Positions positions : {Positions::kList, Positions::kOriginal})
+    for (const bool grows : {false, true}) {
+      const SeededModel m = seeded_model(grows ? growing(one) : one);
+      SessionOptions o = with_all();
+      o.positions = positions;
+      const std::vector<int32_t> text = seeded_tokens(300);
+      const auto dense = open_session(m.model, {.pool = 1000, .chunk = 32, .positions = positions});
+      const auto session = open_session(m.model, o);
+      std::vector<float> expected = read(*dense, text), logits = read(*session, text);
+      for (int32_t i = 0; i < 50; ++i) {  // the pool is full again before the end
+        // The same numbers are summed in another order: a few roundings of f32.
+        ASSERT_LT(largest_difference(expected, logits), 1e-4f) << "after " << i << " tokens";
+        expected = accept(*dense, i);
+        logits = accept(*session, i);
+      }
+      EXPECT_EQ(must(session->stats()).recalled, 0u);
+      EXPECT_LT(kept(*session)[0][0].size(), 130u);
+      SessionOptions without = o;
+      without.recall_mem = without.recall = 0;
+      EXPECT_GT(largest_difference(expected, read(*open_session(m.model, without), text)), 1e-2f);
+    }
+}
+
+// Models of all architectures read the first part of a text with dense attention. Then all but a few entries
+// leave the pool, and the rest of the text and what is generated attends to the store: the logits are those
+// that numpy computed with dense attention.
+TEST(RecalledAll, GivesTheGoldensOfAllArchitectures) {
+  using Top = std::vector<std::pair<size_t, float>>;
+  uint32_t compared = 0;
+  for (const nlohmann::json& golden : load_json(project_file("tests/reference/models.json"))) {
+    const std::string name = golden.at("model");
+    SCOPED_TRACE(name);
+    const auto model =
+        must(Model::open(must(MappedFile::open(project_file("tests/reference/" + name))), name));
+    const auto prompt = golden.at("prompt").get<std::vector<int32_t>>();
+    SessionOptions o{.retention = Retention::kWindow,
+                     .pool = 192,
+                     .chunk = 32,
+                     .local = 24,
+                     .max_new = 32,
+                     .context = golden.at("context")};
+    o.recall_mem = 8 << 20;
+    o.recall = kRecallAll;
+    auto made = Session::create(model, cpu(), o);
+    if (!made.ok()) {  // latent attention, or nothing to evict
+      EXPECT_EQ(made.status().code(), Code::kUnsupported) << made.status().message();
+      continue;
+    }
+    const std::unique_ptr<Session> session = std::move(*made);
+    const size_t last = 11;
+    ASSERT_GT(prompt.size(), last + 20);
+    read(*session, std::span(prompt).first(prompt.size() - last));
+    must(session->shrink(8));
+    const std::vector<float> logits = read(*session, std::span(prompt).last(last));
+    EXPECT_GT(must(session->stats()).stored, 0u);
+    const float tolerance = golden.at("tolerance");
+    for (const auto& [token, logit] : golden.at("top").get<Top>())
+      EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;
+    const auto greedy = golden.at("greedy").get<std::vector<int32_t>>();
+    for (size_t i = 0; i < greedy.size(); ++i) EXPECT_EQ(must(session->step()), greedy[i]);
+    ++compared;
+  }
+  EXPECT_GT(compared, 20u);
+}
+
+TEST(RecalledAll, CopiesFilesAndRewindsContinueAlike) {
+  for (const Retention retention :
+       {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff, Retention::kTova, Retention::kReread}) {
+    SCOPED_TRACE(policy_name(retention));
+    SessionOptions o = with_all();
+    o.retention = retention;
+    const auto session = open_session(seeded_model().model, o);
+    must(session->set_sampler(kWarm));
+    read(*session, seeded_tokens(260));
+    generate(*session, 5);
+    const auto twin = must(session->clone());
+    const auto copy = open_session(seeded_model().model, o);
+    restore(*copy, save(*session));
+    const Outcome expected = go_on(*session);
+    EXPECT_EQ(go_on(*twin), expected);
+    EXPECT_EQ(go_on(*copy), expected);
+    if (HasFailure()) return;
+  }
+}
+
+// The store keeps what a rewind goes back over, because this is never older than the latest eviction.
+TEST(RecalledAll, RewindsAsFarAsWithoutAStore) {
+  const auto session = open_session(seeded_model().model, with_all());
+  read(*session, seeded_tokens(260));
+  const uint64_t earliest = session->state().last_eviction;
+  std::vector<std::vector<float>> answers;
+  for (int32_t i = 0; i < 6; ++i) answers.push_back(accept(*session, i));
+  must(session->rewind(260));
+  for (int32_t i = 0; i < 6; ++i) EXPECT_EQ(accept(*session, i), answers[static_cast<size_t>(i)]);
+  EXPECT_EQ(session->rewind(earliest - 1).code(), Code::kCannotRewind);
+  must(session->reset());
+  EXPECT_EQ(must(session->stats()).stored, 0u);
+}
+
+// An interrupt after every part, of which a chunk's attention has several, and the same result.
+TEST(RecalledAll, InterruptsChangeNothing) {
+  const auto session = open_session(seeded_model().model, with_all());
+  const auto device =
+      std::make_shared<SpyDevice>(must(open_cpu_device(1, 500e3 / cpu::kernels().flop_per_second)));
+  const auto stopped = open_session(seeded_model().model, with_all(), device);
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    stopped->interrupt();
+  };
+  const std::vector<int32_t> text = seeded_tokens(260);
+  int interrupts = 0;
+  const auto insist = [&](const std::function<Status()>& call) {
+    Status status;
+    while ((status = call()).code() == Code::kInterrupted) ++interrupts;
+    must(status);
+  };
+  must(session->feed(text));
+  insist([&] { return stopped->feed(text); });
+  insist([&] { return stopped->flush(); });
+  EXPECT_GT(interrupts, 20);
+  const std::span<const float> logits = must(stopped->logits());
+  EXPECT_EQ(flush(*session), std::vector<float>(logits.begin(), logits.end()));
+  for (int i = 0; i < 60; ++i) {
+    const int32_t token = must(session->step());
+    insist([&]() -> Status {
+      THIMBLE_LET(mine, stopped->step());
+      EXPECT_EQ(mine, token);
+      return {};
+    });
+  }
+  EXPECT_EQ(kept(*session), kept(*stopped));
+}
+
+TEST(RecalledAll, ScoresATextAsStepsDo) {
+  const auto session = open_session(seeded_model().model, with_all());
+  const auto steps = open_session(seeded_model().model, with_all());
+  const std::vector<int32_t> text = seeded_tokens(260), more = seeded_tokens(40, 64, 8);
+  std::vector<float> log_probs(more.size());
+  read(*session, text);
+  must(session->score(more, log_probs));
+  std::vector<float> logits = read(*steps, text);
+  for (size_t i = 0; i < more.size(); ++i) {
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x));
+    EXPECT_NEAR(log_probs[i], logits[static_cast<size_t>(more[i])] - std::log(sum), 1e-3);
+    logits = accept(*steps, more[i]);
+  }
+  EXPECT_EQ(kept(*session), kept(*steps));
+}
+
+// What a plan says of the bytes that a token reads is what the session counts.
+TEST(RecalledAll, CountsWhatItReads) {
+  SessionOptions o = with_all();
+  o.recall_mem = 48 << 10;
+  const auto session = open_session(seeded_model().model, o);
+  const SessionOptions without{.retention = o.retention,
+                               .pool = o.pool,
+                               .chunk = o.chunk,
+                               .stabilizers = o.stabilizers,
+                               .local = o.local,
+                               .protect_init = o.protect_init,
+                               .max_new = o.max_new};
+  const auto plain = open_session(seeded_model().model, without);
+  for (Session* s : {session.get(), plain.get()}) {
+    read(*s, seeded_tokens(900));
+    accept(*s, 1);
+  }
+  const MemoryPlan& plan = session->plan();
+  EXPECT_LT(plan.store_pages * kRecallPage, 700u);  // so the store is full
+  // Two layers of two heads of 8 channels, keys and values in two bytes each.
+  const uint64_t entry = uint64_t{2} * 2 * 8 * 2 * 2;
+  EXPECT_EQ(plan.recall_bytes, entry * plan.store_pages * kRecallPage);
+  const double read = must(session->stats()).decode.bytes - must(plain->stats()).decode.bytes;
+  EXPECT_GT(read, 0.95 * static_cast<double>(plan.recall_bytes));
+  EXPECT_LE(read, static_cast<double>(plan.recall_bytes));
+  EXPECT_EQ(plain->plan().recall_bytes, 0u);
+}
+
+TEST(RecalledAll, RefusesWhatCannotBe) {
+  const auto refusal = [](SessionOptions o) {
+    const Status status = make_plan(*seeded_model().model, *cpu(), o).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  SessionOptions o = with_all();
+  o.recall_every = 8;
+  EXPECT_NE(refusal(o).find("leave recall_every out"), std::string::npos);
+  o = with_all();
+  o.selection = Selection::kQuest;
+  EXPECT_NE(refusal(o).find("quest attends to a part of the pool"), std::string::npos);
+  o = with_all();
+  o.recall_mem = 0;
+  EXPECT_NE(refusal(o).find("give the store its size"), std::string::npos);
+  o.recall_disk = 1 << 20;
+  EXPECT_NE(refusal(o).find("reads a store in memory"), std::string::npos);
+  o = with_all();
+  o.watch = true;
+  const auto session = open_session(seeded_model().model, o);
+  read(*session, seeded_tokens(260));
+  std::vector<float> kept(260), attended(260);
+  must(session->kept_by_position(kept.data(), nullptr));
+  const Status unknown = session->kept_by_position(nullptr, attended.data());
+  EXPECT_NE(unknown.message().find("it attended to a store"), std::string::npos);
+}
+
+// ---- some entries are recalled ----
 
 TEST(Recalled, ResetForgetsTheStore) {
   const auto session = open_session(seeded_model().model, with_store(48));
@@ -477,6 +700,7 @@ TEST(Recalled, WorksWithOtherOptions) {
       [](SessionOptions& o) { o.recall_format = KvFormat::kQ4_0; },
       [](SessionOptions& o) { o.key_format = KvFormat::kQ8_0, o.value_format = KvFormat::kQ4_0; },
       [](SessionOptions& o) { o.recall = 16; },
+      [](SessionOptions& o) { o.recall = kRecallAll, o.recall_every = 0; },
       [](SessionOptions& o) { o.recall_every = 1; },
       [](SessionOptions& o) { o.chunk = 100; },
       [](SessionOptions& o) { o.budget = 3 << 20, o.pool = 0, o.context = 4000; },
@@ -503,8 +727,8 @@ TEST(Recalled, WorksWithOtherOptions) {
       EXPECT_LE(session->plan().store, o.recall_mem);
       EXPECT_LE(session->plan().store_file, o.recall_disk);
       for (size_t i = 0; i < session->runs().size(); ++i) {
-        EXPECT_LE(session->state().recalled[i], o.recall);
-        EXPECT_LE(session->state().own(i), session->runs()[i].capacity - o.recall);
+        EXPECT_LE(session->state().recalled[i], o.most_recalled());
+        EXPECT_LE(session->state().own(i), session->runs()[i].capacity - o.most_recalled());
       }
       for (const auto& layer : kept(*session))
         for (const auto& head : layer)

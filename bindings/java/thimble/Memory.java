@@ -28,6 +28,7 @@ public final class Memory {
   public long store;
   public long storeFile;
   public int finerLayers;
+  public long recallBytes;
 
   Memory() {}
 }

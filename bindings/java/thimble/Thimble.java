@@ -13,6 +13,8 @@ public final class Thimble {
   public static final int CHAT_ADD_ASSISTANT = 1;
   /** The default, for the fields that accept it; it is the largest unsigned number. */
   public static final int DEFAULT = -1;
+  /** For Options.recall: everything in the store. */
+  public static final int RECALL_ALL = -1;
 
   public static final int OK = 0;
   public static final int INVALID_ARGUMENT = 10;

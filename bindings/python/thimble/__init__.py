@@ -109,6 +109,7 @@ class Memory:
     store: int
     store_file: int
     finer_layers: int
+    recall_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Options:
     draft_tokens: Optional[int] = None
     recall_format: Optional[str] = None  # "f16", "q8_0", "q4_0"
     recall_mem_bytes: Optional[int] = None
-    recall: Optional[int] = None
+    recall: Union[int, str, None] = None  # or "all"
     recall_every: Optional[int] = None
     recall_disk_bytes: Optional[int] = None
     key_format: Optional[str] = None  # the same
@@ -225,6 +226,8 @@ def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) 
         if constant not in _c.CONSTANTS:
             raise ValueError(f"{name} cannot be {value!r}")
         return _c.CONSTANTS[constant]
+    if name == "recall" and value == "all":
+        return _c.CONSTANTS["THIMBLE_RECALL_ALL"]
     if name == "heads":
         if value.model is not model:
             raise ValueError("these heads were opened for another model")

@@ -15,7 +15,7 @@ CONSTANTS = {
     "THIMBLE_ABI": ABI,
     "THIMBLE_TOKENIZE_ADD_BOS": 1, "THIMBLE_TOKENIZE_PARSE_SPECIAL": 2, "THIMBLE_DETOKENIZE_SPECIAL": 1,
     "THIMBLE_CHAT_ADD_ASSISTANT": 1,
-    "THIMBLE_DEFAULT": 0xFFFFFFFF,
+    "THIMBLE_DEFAULT": 0xFFFFFFFF, "THIMBLE_RECALL_ALL": 0xFFFFFFFF,
     "THIMBLE_OK": 0, "THIMBLE_INVALID_ARGUMENT": 10, "THIMBLE_UNSUPPORTED": 11, "THIMBLE_IO": 20, "THIMBLE_FORMAT": 21,
     "THIMBLE_MISMATCH": 22, "THIMBLE_BUDGET": 30, "THIMBLE_OUT_OF_MEMORY": 31, "THIMBLE_CONTEXT_FULL": 40,
     "THIMBLE_CANNOT_REWIND": 41, "THIMBLE_INTERRUPTED": 50, "THIMBLE_BUSY": 51, "THIMBLE_DEVICE_LOST": 60,
@@ -89,7 +89,8 @@ class thimble_memory(ctypes.Structure):
                 ("mapped_resident", c_uint64), ("host_tables", c_uint64), ("largest_position", c_uint32),
                 ("selection_pays", c_uint32), ("states", c_uint64), ("state_slots", c_uint64),
                 ("draft", c_uint64), ("streamed", c_uint64), ("store", c_uint64),
-                ("store_file", c_uint64), ("finer_layers", c_uint32), ("reserved", c_uint32)]
+                ("store_file", c_uint64), ("finer_layers", c_uint32), ("reserved", c_uint32),
+                ("recall_bytes", c_uint64)]
 
 
 class thimble_sampler_options(ctypes.Structure):

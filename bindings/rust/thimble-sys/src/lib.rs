@@ -106,7 +106,7 @@ structs! {
         view: u64, workspace: u64, io: u64, fixed: u64, total: u64, allocated: u64, dense_bytes_per_token: u64, mapped: u64,
         mapped_resident: u64, host_tables: u64, largest_position: u32, selection_pays: u32,
         states: u64, state_slots: u64, draft: u64, streamed: u64, store: u64,
-        store_file: u64, finer_layers: u32, reserved: u32,
+        store_file: u64, finer_layers: u32, reserved: u32, recall_bytes: u64,
     }
     thimble_sampler_options {
         struct_size: u32, temperature: f32, top_k: u32, top_p: f32, min_p: f32, repeat_penalty: f32, repeat_last: u32,
@@ -127,6 +127,7 @@ constants! {
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
     THIMBLE_CHAT_ADD_ASSISTANT: u32 = 1;
     THIMBLE_DEFAULT: u32 = u32::MAX;
+    THIMBLE_RECALL_ALL: u32 = u32::MAX;
     THIMBLE_OK: thimble_status = 0;
     THIMBLE_INVALID_ARGUMENT: thimble_status = 10;
     THIMBLE_UNSUPPORTED: thimble_status = 11;
