@@ -179,8 +179,9 @@ class Runner {
   thimble_session_options read_options(const Json& given) {
     using Options = thimble_session_options;
     static const std::map<std::string, uint32_t Options::*> kNumbers = {
-        {"threads", &Options::threads}, {"pool", &Options::pool},         {"chunk", &Options::chunk},
-        {"max_new", &Options::max_new}, {"select_k", &Options::select_k}, {"watch", &Options::watch}};
+        {"threads", &Options::threads},          {"pool", &Options::pool},         {"chunk", &Options::chunk},
+        {"max_new", &Options::max_new},          {"select_k", &Options::select_k}, {"watch", &Options::watch},
+        {"draft_tokens", &Options::draft_tokens}};
     Options o;
     thimble_session_options_init(&o, sizeof o);
     o.device = "cpu";
@@ -191,6 +192,10 @@ class Runner {
         o.budget_bytes = value;
       } else if (key == "heads") {
         o.heads = value ? heads_ : nullptr;
+      } else if (key == "draft_model") {
+        o.draft_model = value ? model_ : nullptr;
+      } else if (key == "draft" && value == "model") {
+        o.draft = THIMBLE_DRAFT_MODEL;
       } else if (key == "retention") {
         o.retention = number_of(thimble_retention_name, value);
       } else if (key == "selection") {

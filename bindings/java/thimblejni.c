@@ -462,30 +462,33 @@ METHOD(void, samplerInit)(ENV, jobject object) {
   show(env, kSampler, COUNT(kSampler), &options, object);
 }
 
-static thimble_session_options read_options(JNIEnv* env, jobject object, Bytes device, jlong heads) {
+static thimble_session_options read_options(JNIEnv* env, jobject object, Bytes device, jlong heads,
+                                            jlong drafter) {
   thimble_session_options options;
   thimble_session_options_init(&options, sizeof options);
   take(env, kOptions, COUNT(kOptions), object, &options);
   options.device = device.data;
   options.heads = (const thimble_heads*)(intptr_t)heads;
+  options.draft_model = (const thimble_model*)(intptr_t)drafter;
   return options;
 }
 
-METHOD(void, plan)(ENV, jlong model, jobject given, jbyteArray device, jlong heads, jobject out) {
+METHOD(void, plan)(ENV, jlong model, jobject given, jbyteArray device, jlong heads, jlong drafter,
+                   jobject out) {
   thimble_error error = NEW_ERROR;
   thimble_memory memory = {.struct_size = sizeof memory};
   Bytes name = lend(env, device);
-  const thimble_session_options options = read_options(env, given, name, heads);
+  const thimble_session_options options = read_options(env, given, name, heads, drafter);
   const thimble_status status = thimble_session_plan(MODEL, &options, &memory, &error);
   drop(env, name);
   if (done(env, status, &error)) show(env, kMemory, COUNT(kMemory), &memory, out);
 }
 
-METHOD(jint, largestPool)(ENV, jlong model, jobject given, jbyteArray device, jlong heads) {
+METHOD(jint, largestPool)(ENV, jlong model, jobject given, jbyteArray device, jlong heads, jlong drafter) {
   thimble_error error = NEW_ERROR;
   uint32_t pool = 0;
   Bytes name = lend(env, device);
-  const thimble_session_options options = read_options(env, given, name, heads);
+  const thimble_session_options options = read_options(env, given, name, heads, drafter);
   const thimble_status status = thimble_session_largest_pool(MODEL, &options, &pool, &error);
   drop(env, name);
   done(env, status, &error);
@@ -494,11 +497,11 @@ METHOD(jint, largestPool)(ENV, jlong model, jobject given, jbyteArray device, jl
 
 /* ---- sessions ---- */
 
-METHOD(jlong, sessionCreate)(ENV, jlong model, jobject given, jbyteArray device, jlong heads) {
+METHOD(jlong, sessionCreate)(ENV, jlong model, jobject given, jbyteArray device, jlong heads, jlong drafter) {
   thimble_error error = NEW_ERROR;
   thimble_session* session = NULL;
   Bytes name = lend(env, device);
-  const thimble_session_options options = read_options(env, given, name, heads);
+  const thimble_session_options options = read_options(env, given, name, heads, drafter);
   const thimble_status status = thimble_session_create(MODEL, &options, &session, &error);
   drop(env, name);
   done(env, status, &error);

@@ -39,7 +39,9 @@ export interface SessionOptions {
   watch?: number;
   rebuild?: number;
   rebuildEvery?: number;
-  draft?: 'none' | 'lookup';
+  draft?: 'none' | 'lookup' | 'model';
+  /** For 'model'. */
+  draftModel?: Model;
   draftTokens?: number;
   recallFormat?: 'f16' | 'q8_0' | 'q4_0';
   recallMemBytes?: number;

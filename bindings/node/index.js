@@ -25,7 +25,7 @@ const words = {
   vote_scale: 'THIMBLE_SCALE_', positions: 'THIMBLE_POSITIONS_', draft: 'THIMBLE_DRAFT_', recall_format: 'THIMBLE_KV_',
   key_format: 'THIMBLE_KV_', value_format: 'THIMBLE_KV_',
 };
-const hidden = ['struct_size', 'reserved', 'progress', 'progress_user', 'draft_model'];
+const hidden = ['struct_size', 'reserved', 'progress', 'progress_user'];
 
 function given(struct, values, convert = (_, value) => value) {
   const options = initialised(struct);
@@ -45,8 +45,8 @@ function sessionOptions(values, model) {
       return number;
     }
     if (field === 'recall' && value === 'all') return constants.THIMBLE_RECALL_ALL;
-    if (field !== 'heads') return value;
-    if (value.model !== model) throw new TypeError('these heads were opened for another model');
+    if (field !== 'heads' && field !== 'draft_model') return value;
+    if (field === 'heads' && value.model !== model) throw new TypeError('these heads were opened for another model');
     return pointerOf(value);
   });
 }
@@ -177,13 +177,13 @@ export class Model {
     const pointer = [null];
     const model = owners.get(this);
     const args = [pointerOf(this), sessionOptions(options, this), pointer];
-    const heads = options.heads && owners.get(options.heads);
-    for (const owner of [model, heads]) if (owner) ++owner.users; // until the call has ended
+    const lent = [model, ...[options.heads, options.draftModel].filter(Boolean).map((object) => owners.get(object))];
+    for (const owner of lent) ++owner.users; // until the call has ended
     try {
       await callAsync('thimble_session_create', ...args);
       return new Session(this, pointer[0]);
     } finally {
-      for (const owner of [heads, model]) if (owner) owner.drop();
+      for (const owner of lent.reverse()) owner.drop();
     }
   }
 

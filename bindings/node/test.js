@@ -63,6 +63,7 @@ class Runner {
   options(given) {
     const all = { device: 'cpu', ...given };
     if (all.heads) all.heads = this.heads;
+    if (all.draft_model) all.draft_model = this.model;
     return Object.fromEntries(Object.entries(all).map(([name, value]) => [camel(name), value]));
   }
 

@@ -64,6 +64,8 @@ class Runner:
         given = {"device": "cpu", **given}
         if given.pop("heads", False):
             given["heads"] = self.heads
+        if given.pop("draft_model", False):
+            given["draft_model"] = self.model
         return thimble.Options(**given)
 
     def position(self, session):

@@ -598,7 +598,7 @@ typedef struct thimble_session_options {
                                    how many guesses are right */
   int32_t recall_format;        /* THIMBLE_KV_*: how the store has keys and values where the pool has F16; elsewhere as the pool */
   const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
-                                   in the plan and in the budget. Free it after the session */
+                                   in the plan and in the budget. Needed until thimble_session_create returns */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
                                    and what is evicted is gone. Each session, clone and slot of a server has a store of
                                    its own. Needs the CPU and a retention that evicts, not ADORE; refused with local 0

@@ -177,6 +177,31 @@ TEST_F(Grammars, HoldForDraftedTokens) {
   }
 }
 
+// The model that drafts knows nothing of the grammar, and its handle is not needed any more.
+TEST_F(Grammars, HoldForTokensThatAModelDrafted) {
+  for (const float temperature : {0.0f, 1.0f}) {
+    SmallModel drafter;
+    thimble_session_options options = window_options();
+    options.max_new = 200;
+    const SessionHandle plain = create(small.model, options);
+    options.draft = THIMBLE_DRAFT_MODEL;
+    options.draft_model = drafter.model.get();
+    options.draft_tokens = 3;  // 4 rows have the bits of one each
+    const SessionHandle drafts = create(small.model, options);
+    drafter.heads.reset();
+    drafter.model.reset();
+    std::string texts[2];
+    for (const SessionHandle* each : {&plain, &drafts}) {
+      feed(*each, prompt);
+      sample(*each, temperature);
+      set(*each, regex(small.model, "[^aeiou]{60}"));
+      texts[each == &drafts] = generate(small.model, *each);
+    }
+    EXPECT_EQ(texts[1], texts[0]);
+    EXPECT_EQ(texts[0].find_first_of("aeiou"), std::string::npos);
+  }
+}
+
 TEST_F(Grammars, BelongToTheirModel) {
   const SmallModel other;
   const GrammarHandle grammar = regex(other.model, "a");

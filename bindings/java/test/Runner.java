@@ -213,6 +213,8 @@ final class Runner {
       Object value = option.getValue();
       if (option.getKey().equals("heads")) {
         options.heads = heads;
+      } else if (option.getKey().equals("draft_model")) {
+        options.draftModel = model;
       } else if (value instanceof String name) {
         String constant = option.getKey().toUpperCase() + "_" + name.toUpperCase();
         field.setInt(options, Thimble.class.getField(constant).getInt(null));

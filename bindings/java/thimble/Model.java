@@ -4,6 +4,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
+import java.util.function.LongFunction;
 
 /** A model in a GGUF file. Any number of threads and sessions may use one. */
 public final class Model extends Handle {
@@ -74,32 +75,38 @@ public final class Model extends Handle {
   /** The memory of a session with these options. */
   public Memory plan(Options options) {
     Memory memory = new Memory();
-    return with(options, (model, device, heads) -> {
-      Native.plan(model, options, device, heads, memory);
+    return with(options, (model, device, heads, drafter) -> {
+      Native.plan(model, options, device, heads, drafter, memory);
       return memory;
     });
   }
 
   /** The largest pool that fits the options' budget. */
   public int largestPool(Options options) {
-    return with(options, (model, device, heads) -> Native.largestPool(model, options, device, heads));
+    return with(options, (model, device, heads, drafter) -> Native.largestPool(model, options, device, heads, drafter));
   }
 
   /** Creates a session; all memory that it will ever need is allocated here. */
   public Session session(Options options) {
-    return with(options, (model, device, heads) -> new Session(this, Native.sessionCreate(model, options, device, heads)));
+    return with(options,
+        (model, device, heads, drafter) -> new Session(this, Native.sessionCreate(model, options, device, heads, drafter)));
   }
 
   private interface OfOptions<T> {
-    T call(long model, byte[] device, long heads);
+    T call(long model, byte[] device, long heads, long drafter);
   }
 
   /** Makes a call with the objects that options point to. */
   private <T> T with(Options options, OfOptions<T> call) {
     byte[] device = Thimble.terminated(options.device);
     Heads heads = options.heads;
-    if (heads == null) return call(model -> call.call(model, device, 0));
-    if (heads.model != this) throw new IllegalArgumentException("these heads were opened for another model");
-    return call(model -> heads.call(retainer -> call.call(model, device, retainer)));
+    if (heads != null && heads.model != this) throw new IllegalArgumentException("these heads were opened for another model");
+    return call(model -> lend(heads,
+        retainer -> lend(options.draftModel, drafter -> call.call(model, device, retainer, drafter))));
+  }
+
+  /** Calls with the pointer of a handle, or with 0 for null. */
+  private static <T> T lend(Handle handle, LongFunction<T> call) {
+    return handle == null ? call.apply(0) : handle.call(call);
   }
 }

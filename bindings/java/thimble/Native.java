@@ -42,10 +42,10 @@ final class Native {
 
   static native void optionsInit(Options out);
   static native void samplerInit(Sampler out);
-  static native void plan(long model, Options options, byte[] device, long heads, Memory out);
-  static native int largestPool(long model, Options options, byte[] device, long heads);
+  static native void plan(long model, Options options, byte[] device, long heads, long drafter, Memory out);
+  static native int largestPool(long model, Options options, byte[] device, long heads, long drafter);
 
-  static native long sessionCreate(long model, Options options, byte[] device, long heads);
+  static native long sessionCreate(long model, Options options, byte[] device, long heads, long drafter);
   static native void sessionFree(long session);
   static native void interrupt(long session);
   static native void feed(long session, int[] tokens);

@@ -35,6 +35,8 @@ public final class Options {
   public int rebuildEvery;
   public int draft;
   public int draftTokens;
+  /** The smaller model that drafts with {@link Thimble#DRAFT_MODEL}, or null. */
+  public Model draftModel;
   public int recallFormat;
   public long recallMemBytes;
   public int recall;

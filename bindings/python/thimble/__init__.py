@@ -182,7 +182,8 @@ class Options:
     watch: Optional[int] = None
     rebuild: Optional[int] = None
     rebuild_every: Optional[int] = None
-    draft: Optional[str] = None  # "none", "lookup"
+    draft: Optional[str] = None  # "none", "lookup", "model"
+    draft_model: Optional["Model"] = None  # for "model"
     draft_tokens: Optional[int] = None
     recall_format: Optional[str] = None  # "f16", "q8_0", "q4_0"
     recall_mem_bytes: Optional[int] = None
@@ -231,6 +232,8 @@ def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) 
     if name == "heads":
         if value.model is not model:
             raise ValueError("these heads were opened for another model")
+        return lent.enter_context(value._lent())
+    if name == "draft_model":
         return lent.enter_context(value._lent())
     return value.encode() if isinstance(value, str) else value
 

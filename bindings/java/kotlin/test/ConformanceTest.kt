@@ -195,6 +195,9 @@ private class KotlinRunner(private val root: File, private val file: File) {
                 "select_k" -> selectK = number
                 "watch" -> watch = number
                 "heads" -> heads = this@KotlinRunner.heads
+                "draft" -> draft = Thimble::class.java.getField("DRAFT_$value".toUpperCase()).getInt(null)
+                "draft_tokens" -> draftTokens = number
+                "draft_model" -> draftModel = this@KotlinRunner.model
                 else -> error("no such option: $name")
             }
         }

@@ -33,7 +33,7 @@ choices! {
     Vote { Auto = THIMBLE_VOTE_AUTO, Layer = THIMBLE_VOTE_LAYER, Group = THIMBLE_VOTE_GROUP }
     VoteScale { None = THIMBLE_SCALE_NONE, Sqrt = THIMBLE_SCALE_SQRT }
     /// Where guesses of the next tokens come from.
-    Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP }
+    Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP, Model = THIMBLE_DRAFT_MODEL }
     /// How the pool or the store has keys and values.
     KvFormat { F16 = THIMBLE_KV_F16, Q8_0 = THIMBLE_KV_Q8_0, Q4_0 = THIMBLE_KV_Q4_0 }
     Positions { List = THIMBLE_POSITIONS_LIST, Original = THIMBLE_POSITIONS_ORIGINAL }
@@ -52,6 +52,7 @@ pub struct Options {
     pub(crate) raw: sys::thimble_session_options,
     device: Option<CString>,
     heads: Option<Heads>,
+    draft_model: Option<Model>,
 }
 
 // Safety: only `for_model` sets the pointers in `raw`, to objects that this struct owns.
@@ -63,7 +64,7 @@ impl Default for Options {
         let mut raw = zeroed::<sys::thimble_session_options>();
         // Safety: the struct has the size that is given.
         unsafe { sys::thimble_session_options_init(&mut raw, size_of::<sys::thimble_session_options>() as u32) };
-        Options { raw, device: None, heads: None }
+        Options { raw, device: None, heads: None, draft_model: None }
     }
 }
 
@@ -89,7 +90,7 @@ impl Options {
         self
     }
 
-    /// All options as numbers; `device` and `heads` are null.
+    /// All options as numbers; `device`, `heads` and `draft_model` are null.
     pub fn fields(&self) -> &sys::thimble_session_options {
         &self.raw
     }
@@ -100,12 +101,18 @@ impl Options {
         self
     }
 
+    /// The smaller model that drafts, with `Draft::Model`.
+    pub fn draft_model(mut self, model: &Model) -> Self {
+        self.draft_model = Some(model.clone());
+        self
+    }
+
     /// A copy of options that a session reports.
     pub(crate) fn reported(mut raw: sys::thimble_session_options) -> Options {
         // Safety: the session owns the name, which ends with a NUL character.
         let device = (!raw.device.is_null()).then(|| unsafe { CStr::from_ptr(raw.device) }.to_owned());
         (raw.device, raw.progress, raw.progress_user) = (null(), null(), null_mut());
-        Options { raw, device, heads: None }
+        Options { raw, device, heads: None, draft_model: None }
     }
 
     /// These options with their pointers set.
@@ -117,6 +124,7 @@ impl Options {
             }
             options.raw.heads = heads.0.pointer;
         }
+        options.raw.draft_model = options.draft_model.as_ref().map_or(null(), |model| model.0.pointer as *const _);
         // Cloning a CString changes its address; moving it does not.
         options.raw.device = options.device.as_ref().map_or(null(), |name| name.as_ptr());
         Ok(options)

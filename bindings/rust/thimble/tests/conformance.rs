@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use json::Json;
-use thimble::{Chat, Heads, Message, Model, ModelInfo, Options, Result, Retention, Sampler, Selection, Session};
+use thimble::{Chat, Draft, Heads, Message, Model, ModelInfo, Options, Result, Retention, Sampler, Selection, Session};
 
 fn in_root(path: &str) -> PathBuf {
     PathBuf::from(std::env::var("THIMBLE_ROOT").expect("THIMBLE_ROOT is set")).join(path)
@@ -275,6 +275,12 @@ impl Runner {
                 "watch" => options.watch(given.whole(name) as u32),
                 "select_k" => options.select_k(given.whole(name) as u32),
                 "heads" => options.heads(self.heads.as_ref().expect("heads are open")),
+                "draft" => options.draft(match given.text(name) {
+                    "model" => Draft::Model,
+                    other => panic!("no such draft: {}", other),
+                }),
+                "draft_tokens" => options.draft_tokens(given.whole(name) as u32),
+                "draft_model" => options.draft_model(self.model()),
                 "retention" => options.retention(match given.text(name) {
                     "none" => Retention::None,
                     "window" => Retention::Window,
