@@ -2,7 +2,9 @@
 #include "apps/serve/calls.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
+#include <optional>
 
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
@@ -738,11 +740,99 @@ Json call_schema(const Json& tools, std::string_view only, bool all) {
   return one ? calls[0] : Json{{"anyOf", calls}};
 }
 
-std::string call_mark(std::string_view prompt) {
+namespace {
+
+// Whether a prompt shows calls that begin in this way after <tool_call>.
+bool shows_calls(std::string_view prompt, std::string_view begin) {
   constexpr std::string_view kMark = "<tool_call>";
   for (size_t at = prompt.find(kMark); at != npos; at = prompt.find(kMark, at + 1))
-    if (stripped(prompt.substr(at + kMark.size())).starts_with("{\"name\"")) return std::string(kMark) + "\n";
-  return "";
+    if (stripped(prompt.substr(at + kMark.size())).starts_with(begin)) return true;
+  return false;
+}
+
+// Whether a schema has only these keywords, besides those that say nothing about values.
+bool only_has(const Json& schema, std::initializer_list<std::string_view> keywords) {
+  constexpr std::string_view kAnnotations[] = {"title", "description", "default", "examples"};
+  const auto is_known = [&](const auto& item) {
+    return std::find(keywords.begin(), keywords.end(), item.key()) != keywords.end() ||
+           std::find(std::begin(kAnnotations), std::end(kAnnotations), item.key()) != std::end(kAnnotations);
+  };
+  const auto items = schema.items();
+  return std::all_of(items.begin(), items.end(), is_known);
+}
+
+// The rules of a text without the tag that ends a parameter: t0 is what may follow a "<", t1 what may follow
+// a
+// "</", and so on.
+std::string untagged_text_rules() {
+  const std::string tag = "/parameter>";
+  std::string rules = "text ::= ([^<] | \"<\" t0)*\n";
+  for (size_t i = 0; i < tag.size(); ++i) {
+    rules += "t" + std::to_string(i) + " ::= [^" + tag[i] + "<] | \"<\" t0";
+    if (i + 1 < tag.size()) rules += std::string(" | \"") + tag[i] + "\" t" + std::to_string(i + 1);
+    rules += "\n";
+  }
+  return rules;
+}
+
+// The grammar of a text that stands without quotes; "": its schema cannot be written.
+std::string untagged_text(const Json& schema) {
+  const Json* words = find_field(schema, "enum");
+  const Json one = schema.contains("const") ? Json::array({schema["const"]}) : Json();
+  if (!one.is_null()) words = &one;
+  if (words) {
+    std::string choice;
+    for (const Json& word : *words) choice += (choice.empty() ? "(" : " | ") + write_json(word);
+    return only_has(schema, {"type", "enum", "const"}) && !choice.empty() ? choice + ")" : "";
+  }
+  if (!only_has(schema, {"type", "minLength", "maxLength"})) return "";
+  if (!schema.contains("minLength") && !schema.contains("maxLength")) return "text";
+  const std::string least = write_json(schema.value("minLength", Json(0))),
+                    most = schema.contains("maxLength") ? write_json(schema["maxLength"]) : "";
+  return "[^<]{" + least + "," + most + "}";
+}
+
+// The grammar of a call's parameters in tags; nothing if the schema cannot be written.
+std::optional<std::string> tagged_parameters(const Json& schema) {
+  const Json none = Json::object(), no_names = Json::array();
+  const Json *properties = find_field(schema, "properties"), *required = find_field(schema, "required");
+  if (!properties) properties = &none;
+  if (!required) required = &no_names;
+  if (!only_has(schema, {"type", "properties", "required", "additionalProperties", "$schema"}) ||
+      !properties->is_object() || !required->is_array() || write_json(*properties).find("\"$ref\"") != npos)
+    return std::nullopt;
+  for (const Json& name : *required)
+    if (!name.is_string() || !properties->contains(name.get<std::string>())) return std::nullopt;
+  std::string rule;
+  for (const auto& [key, property] : properties->items()) {
+    const bool is_text = types_of(property) == kText;
+    const std::string value = is_text ? untagged_text(property) : "%json " + write_json(property);
+    if (value.empty() || !property.is_object()) return std::nullopt;
+    const bool needed = std::find(required->begin(), required->end(), key) != required->end();
+    rule += " (" + write_json("<parameter=" + key + ">\n") + " " + value + " \"\\n</parameter>\\n\")" +
+            (needed ? "" : "?");
+  }
+  return rule;
+}
+
+}  // namespace
+
+std::string call_mark(std::string_view prompt) {
+  return shows_calls(prompt, "{\"name\"") ? "<tool_call>\n" : "";
+}
+
+bool describes_tags(std::string_view prompt) { return shows_calls(prompt, "<function="); }
+
+std::string tagged_grammar(const Json& tools, bool all) {
+  std::string calls;
+  for (const Json& tool : tools) {
+    const auto rule = all || is_strict(tool) ? tagged_parameters(arguments_schema(tool)) : std::nullopt;
+    if (all && !rule) return "";
+    calls += (calls.empty() ? "" : " | ") +
+             write_json("<function=" + tool["function"]["name"].get<std::string>() + ">\n") +
+             (rule ? *rule + " \"</function>\\n</tool_call>\"" : " .*");
+  }
+  return "root ::= \"\\n\"? (" + calls + ")\n" + untagged_text_rules();
 }
 
 void describe_tools(const Json& tools, Json& messages) {

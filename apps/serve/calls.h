@@ -64,6 +64,12 @@ Json call_schema(const Json& tools, std::string_view only, bool all);
 bool is_strict(const Json& tool);
 // The JSON schema of a tool's arguments.
 Json arguments_schema(const Json& tool);
+// Whether a prompt with tools describes calls as tags after <tool_call>, as Qwen3-Coder's does.
+bool describes_tags(std::string_view prompt);
+// The grammar of such a call after <tool_call>. `all`: the arguments of every tool must meet its schema, and
+// "" is returned if a schema cannot be written in tags; else only those of tools that are strict, as far as
+// they can.
+std::string tagged_grammar(const Json& tools, bool all);
 // What a call in JSON begins with, as a prompt with tools describes it; "": no mark.
 std::string call_mark(std::string_view prompt);
 // For a chat template without tools: describes them in the system message, which is the first.

@@ -66,8 +66,12 @@ Grammars make_grammars(const Model& model, const Task& task) {
     else if (task.must_call)
       grammars.name = make_grammar(model, thimble_grammar_create_gbnf, name_rule(checked));
   } else if (!checked.empty()) {
-    grammars.call =
-        schema_grammar(model, call_schema(task.must_call ? checked : task.tools, "", task.must_call));
+    const Json& tools = task.must_call ? checked : task.tools;
+    const std::string tags = task.tags_calls ? tagged_grammar(tools, task.must_call) : "";
+    grammars.tagged = !tags.empty();
+    grammars.call = grammars.tagged ? make_grammar(model, thimble_grammar_create_gbnf, tags)
+                                    : schema_grammar(model, call_schema(tools, "", task.must_call));
+    if (grammars.tagged) mark = "<tool_call>";
   }
   if (task.must_call) {
     if (!mark.empty()) grammars.mark = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
@@ -159,7 +163,8 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
   }
   if (place == Place::kInside) return -1;
   if (calls) return best;
-  const bool bare = strict && !grammars_.form && (word.starts_with('{') || word.starts_with('['));
+  const bool bare =
+      strict && !grammars_.tagged && !grammars_.form && (word.starts_with('{') || word.starts_with('['));
   if (bare) return begin(session, grammars_.call);
   return grammars_.form ? begin(session, grammars_.form) : -1;
 }

@@ -14,7 +14,8 @@ namespace app::serve {
 // The grammars of a request. null: none.
 struct Grammars {
   Grammar form;  // of an answer that is not a call
-  Grammar call;  // of a call in JSON
+  Grammar call;  // of a call in JSON, or in tags
+  bool tagged = false;
   // In gpt-oss' format, the name of a function is in the header of a message: the grammars of the functions'
   // arguments, and that of their names with a space after them.
   std::map<std::string, Grammar> arguments;

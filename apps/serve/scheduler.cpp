@@ -412,6 +412,7 @@ Prompt Scheduler::prepare(Task& task) const {
     task.opening = opening_of(text);
     task.is_chat = true;
     task.call_mark = call_mark(text);
+    task.tags_calls = task.call_mark.empty() && describes_tags(text);
     task.opening.goes_on = !task.begun.is_null();
     if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
     prompt.ids = token_ids(model_, text, kPromptFlags);

@@ -60,9 +60,10 @@ struct Task {
   bool must_call = false;  // the answer is a tool call
   std::string only_tool;   // the tool that it calls; "": any
   std::vector<Mark> marks;
-  std::string call_mark;  // what a call that must be made begins with; known when the prompt is known
-  bool is_chat = false;   // likewise: the prompt is a conversation
-  Form form;              // of an answer that is not a call
+  std::string call_mark;    // what a call that must be made begins with; known when the prompt is known
+  bool tags_calls = false;  // likewise: the prompt describes calls as tags
+  bool is_chat = false;     // likewise: the prompt is a conversation
+  Form form;                // of an answer that is not a call
   std::string prompt;
   std::vector<int32_t> ids;
 

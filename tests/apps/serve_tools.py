@@ -547,6 +547,38 @@ class Thoughts(Chain):
         self.assertTrue(self.read().startswith("<|user|>Be brief.\n\nHi<|assistant|>"), self.read())
 
 
+class Tags(Chain):
+    # The template describes calls as tags, and the model begins one but would not write it to its end.
+    model_of = (TEMPLATE.replace("{% endif %}", "<tool_call>\n<function=NAME>{% endif %}", 1), SPECIAL,
+                [["<|assistant|>", "<tool_call>", "\n<function=add>", "<|end|>"]])
+    PROPERTIES = {"n": {"type": "integer", "enum": [7]}, "word": {"type": "string", "enum": [' 3 "q"\n</parameter x>']},
+                  "list": {"type": "array", "items": {"const": True}, "minItems": 2, "maxItems": 2},
+                  "short": {"type": "string", "minLength": 2, "maxLength": 2}}
+    MEANT = {"n": 7, "word": ' 3 "q"\n</parameter x>', "list": [True, True]}
+
+    def ask(self, schema, name="add", strict=True, **fields):
+        function = {"name": name, "strict": strict, "parameters": schema}
+        return self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], max_tokens=400, **fields)["choices"][0]["message"]
+
+    def test_calls_in_tags_meet_their_schema(self):
+        schema = {"type": "object", "properties": self.PROPERTIES, "required": list(self.PROPERTIES)}
+        for fields in ({}, {"tool_choice": "required", "strict": False}):
+            message = self.ask(schema, **fields)
+            self.assertEqual(len(message["tool_calls"]), 1, message)
+            call = message["tool_calls"][0]["function"]
+            arguments = json.loads(call["arguments"])
+            self.assertEqual((call["name"], list(arguments)), ("add", list(self.PROPERTIES)))
+            self.assertEqual(len(arguments.pop("short")), 2)
+            self.assertEqual(arguments, self.MEANT)
+            self.assertIn("<tool_call>\n<function=add>\n<parameter=n>\n7\n</parameter>", self.read())
+
+    def test_a_schema_that_tags_cannot_show_is_met_in_json(self):
+        schema = {"type": "object", "properties": {"day": {"type": "string", "pattern": "^2027-01-0[12]$"}}, "required": ["day"]}
+        message = self.ask(schema, tool_choice="required")
+        self.assertRegex(message["tool_calls"][0]["function"]["arguments"], r'^\{"day": ?"2027-01-0[12]"\}$')
+        self.assertNotIn("tool_calls", self.ask(schema))  # the call is not checked, and the model does not end it
+
+
 class ThoughtsWithDrafts(Thoughts):
     flags = ("--draft", "lookup", "--draft-max", "3")
 

@@ -210,6 +210,8 @@ TEST(ServeTools, AreTextWhereTheTemplateHasNone) {
 TEST(ServeTools, ACallBeginsAsThePromptDescribesIt) {
   EXPECT_EQ(call_mark("in <tool_call></tool_call> tags:\n<tool_call>\n{\"name\": <name>"), "<tool_call>\n");
   EXPECT_EQ(call_mark("<tool_call>\n<function=name>"), "");
+  EXPECT_TRUE(describes_tags("<tool_call></tool_call> tags:\n<tool_call>\n<function=name>"));
+  EXPECT_FALSE(describes_tags("<tool_call>\n{\"name\": <name>"));
   EXPECT_EQ(call_mark("no tools"), "");
 }
 

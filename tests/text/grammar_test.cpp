@@ -102,6 +102,9 @@ TEST(Grammar, GbnfMatchesItsRootRule) {
        {"root ::= a b\na ::= \"x\"?\nb ::= \"y\"{2,3}", {"yy", "xyyy"}, {"xy", "xyyyy"}},
        {"root ::= [^\"\\\\\\x7F\\x00-\\x1F]* \"\\n\"", {"a\u4f60\n", "\n"}, {"a", "\"\n"}},
        {"root ::= (\"a\"\n | \"b\")+\n", {"abba"}, {"", "c"}},
+       {"root ::= \"a\" %json {\"type\": \"integer\"} | b\nb ::= %json {\"enum\":[\"}\\\"{\"]} \"c\"",
+        {"a12", "\"}\\\"{\"c"},
+        {"a", "a1.5", "\"}\"c"}},
        {"root ::= . \"\\u00e9\"", {"x\u00e9", "\n\u00e9"}, {"\u00e9"}},
        {"root ::= list\nlist ::= \"-\" [a-z]+ \"\\n\" list | \"\"", {"", "-a\n-bc\n"}, {"-a", "-\n"}}});
   expect_refused(grammar::read_gbnf,
@@ -114,6 +117,9 @@ TEST(Grammar, GbnfMatchesItsRootRule) {
                   {"root = \"x\"", "lacks ::="},
                   {"root ::= \"x\"\nroot ::= \"y\"", "twice, in line 2"},
                   {"root ::= <think>", "names a token"},
+                  {"root ::= %json 5", "lacks a JSON schema, {...}, after %json"},
+                  {"root ::= %json {\"type\": \"integer\"", "lacks a JSON schema"},
+                  {"root ::= %json {\"type\": \"word\"}", "JSON schema, #"},
                   {"root ::= \"x\" )", "fits nowhere"},
                   {"", "lacks a rule \"root\""}});
 }

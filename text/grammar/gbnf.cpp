@@ -1,4 +1,5 @@
 // Reads grammars in llama.cpp's notation (GBNF).
+#include <algorithm>
 #include <map>
 
 #include "text/grammar/languages.h"
@@ -158,10 +159,32 @@ class GbnfReader {
       if (!take(")")) return wrong("lacks a )");
       return inner;
     }
+    if (take("%json")) return json_schema();
     if (has('<')) return wrong("names a token, which is not supported");
     if (!in_name(text_[at_])) return wrong("has a character that fits nowhere");
     THIMBLE_LET(name, this->name());
     return syntax_.rule(rule_of(name));
+  }
+
+  // The value of the JSON schema that comes next, an object.
+  Result<Expr> json_schema() {
+    const size_t first = at_;
+    size_t depth = 0;
+    bool quotes = false;
+    do {
+      if (at_ == text_.size() || (at_ == first && !has('{')))
+        return wrong("lacks a JSON schema, {...}, after %json");
+      if (quotes && has('\\'))
+        ++at_;
+      else if (has('"'))
+        quotes = !quotes;
+      else if (!quotes && (has('{') || has('}')))
+        depth += has('{') ? 1 : SIZE_MAX;
+      at_ = std::min(at_ + 1, text_.size());
+    } while (depth);
+    const std::string_view schema = text_.substr(first, at_ - first);
+    space(false);
+    return add_json_schema(syntax_, schema);
   }
 
   Result<uint32_t> character() {

@@ -62,18 +62,18 @@ bool only_has(const JsonValue& schema, std::initializer_list<std::string_view> k
 
 class SchemaReader {
  public:
-  explicit SchemaReader(JsonValue root) : root_(std::move(root)), json_(syntax_) {}
+  SchemaReader(JsonValue root, Syntax& syntax) : root_(std::move(root)), syntax_(syntax), json_(syntax) {}
 
-  Result<Syntax> read() {
+  // The rule of the value.
+  Result<uint32_t> read() {
     THIMBLE_LET(rule, rule_at("#", root_));
-    syntax_.set_root(rule);
     while (!open_.empty()) {  // rules that were referred to
       const Open open = open_.back();
       open_.pop_back();
       THIMBLE_LET(body, value(*open.schema, open.path, 0));
       syntax_.define(open.rule, body);
     }
-    return std::move(syntax_);
+    return rule;
   }
 
  private:
@@ -606,7 +606,7 @@ class SchemaReader {
   }
 
   const JsonValue root_;
-  Syntax syntax_;
+  Syntax& syntax_;
   JsonText json_;
   std::map<std::string, uint32_t> rules_;  // by path
   std::vector<Open> open_;
@@ -616,8 +616,16 @@ class SchemaReader {
 }  // namespace
 
 Result<Syntax> read_json_schema(std::string_view schema) {
+  Syntax syntax;
+  THIMBLE_LET(value, add_json_schema(syntax, schema));
+  syntax.set_root(syntax[value].rule);
+  return syntax;
+}
+
+Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema) {
   THIMBLE_LET(root, JsonValue::read(schema, "the JSON schema"));
-  return SchemaReader(std::move(root)).read();
+  THIMBLE_LET(rule, SchemaReader(std::move(root), syntax).read());
+  return syntax.rule(rule);
 }
 
 }  // namespace thimble::grammar

@@ -14,6 +14,8 @@ namespace thimble::grammar {
 Result<Syntax> read_json_schema(std::string_view schema);
 // A regular expression that the whole text must match.
 Result<Syntax> read_regex(std::string_view pattern);
+// The same, added to a syntax. The result is the expression of the value.
+Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema);
 // A grammar in llama.cpp's notation. The whole text must match its rule "root".
 Result<Syntax> read_gbnf(std::string_view text);
 
