@@ -19,11 +19,16 @@ __device__ inline int64_t kept(int64_t value) {
   return value;
 }
 
-// Loads and stores of 4 bytes, of 16 bytes (aligned), of a byte, and of an f16.
+// Loads and stores of 4 bytes, of 8 and 16 bytes (aligned), of a byte, and of an f16 and its bits.
 __device__ inline uint32_t load_word(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
+}
+__device__ inline uint2 load_two_words(uint32_t address) {
+  uint2 w;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "r"(address) : "memory");
+  return w;
 }
 __device__ inline uint4 load_words(uint32_t address) {
   uint4 w;
@@ -34,10 +39,13 @@ __device__ inline uint4 load_words(uint32_t address) {
   return w;
 }
 __device__ inline float load_float(uint32_t address) { return __uint_as_float(load_word(address)); }
-__device__ inline float load_half(uint32_t address) {
-  unsigned short bits;
+__device__ inline uint16_t load_half_bits(uint32_t address) {
+  uint16_t bits;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
-  return __half2float(__ushort_as_half(bits));
+  return bits;
+}
+__device__ inline float load_half(uint32_t address) {
+  return __half2float(__ushort_as_half(load_half_bits(address)));
 }
 __device__ inline uint32_t load_byte(uint32_t address) {
   uint32_t byte;

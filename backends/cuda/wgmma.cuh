@@ -78,6 +78,16 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, uint32_t colum
       "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
+// Copies bytes that follow each other to shared memory and counts them at the barrier. Addresses and the
+// number of bytes are multiples of 16.
+__device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // ---- registers ----
 // The threads of a kernel compiled with __launch_bounds__(threads, 1) start with equal shares of the
 // registers. All four warps of a warpgroup call these functions.

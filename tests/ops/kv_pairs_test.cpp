@@ -199,6 +199,9 @@ TEST_P(KvPairs, AreAttendedToInThePool) {
   if (!is_slow() && GetParam() != "cpu") {
     cases.push_back({128, 4, 20000, 0, 0, {kRopeList, kRopeHalves, 128}});
     cases.push_back({64, 8, 20000, 2688, 0, {kRopeList, kRopeHalves, 64}});
+    // So long that blocks on a card use the stages of their rings several times. Head 1 begins at an odd row.
+    cases.push_back({128, 3, 100000, 0, 0, {kRopeList, kRopeAdjacent, 128, 1.19}});
+    cases.push_back({128, 4, 20000, 0, 10001, {kRopeList, kRopeHalves, 128}});
   }
   for (const Formats& f : kPairs)
     for (const PoolCase& c : cases) {

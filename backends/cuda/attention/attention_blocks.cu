@@ -8,9 +8,7 @@
 // rounded to f16 and summed; H is linear, so only the sum over all entries is multiplied by it.
 //
 // Fragments of a matrix instruction: lane 4 g + t has row or column g and elements 2 t and 2 t + 1 of each 8.
-#include <type_traits>
-
-#include "backends/cuda/attention/pool_parts.cuh"
+#include "backends/cuda/attention/block_codes.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/soft_cap.cuh"
 
@@ -19,13 +17,6 @@ namespace {
 
 constexpr uint32_t kHeads = 8, kRows = 16;  // query heads per pass, and entries per step
 constexpr uint32_t kMostWarps = 12;         // of 168 registers per thread
-// Weights are up to 2^12, so that those of long texts are not below the range of f16.
-constexpr float kWeightBits = 12;
-
-template <typename Format>
-inline constexpr uint32_t kBitsOf = 16;
-template <uint32_t kBits>
-inline constexpr uint32_t kBitsOf<BlockRows<kBits>> = kBits;
 
 // 16 rows of a format in shared memory: the codes of each, with kPad bytes between rows, then the scales. A
 // warp copies them in pieces of kPiece bytes, of which rows and scales consist.
@@ -59,40 +50,6 @@ struct RowTile {
   }
 };
 
-__device__ inline uint32_t pair_of(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ inline __half2 as_pair(uint32_t bits) { return reinterpret_cast<const __half2&>(bits); }
-__device__ inline uint32_t bits_of(__half2 pair) { return reinterpret_cast<const uint32_t&>(pair); }
-
-// {high, low} of two numbers as f16.
-struct Split {
-  uint32_t high, low;
-  __device__ Split(float x, float y) {
-    const __half2 top = __floats2half2_rn(x, y);
-    const float2 of_top = __half22float2(top);
-    high = bits_of(top);
-    low = pair_of(x - of_top.x, y - of_top.y);
-  }
-};
-
-// c[16][8] = first + a[16][32] b[32][8]; `first` is an integer for each element of c.
-template <uint32_t kBits>
-__device__ inline void multiply_codes(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                      int32_t first, int32_t others) {
-  if constexpr (kBits == 8)
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, "
-        "%11, %10, %11};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(first), "r"(others));
-  else
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, "
-        "%11, %10, %11};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(first), "r"(others));
-}
-
 // The two channels of key g and the two of key g + 8 of which a lane has the sums: 2 t and 2 t + 1 of each 8.
 struct KeyPart {
   float x[4];
@@ -102,25 +59,7 @@ struct KeyPart {
 template <typename Format, uint32_t kDim>
 class KeyReader {
  public:
-  // Lanes g of the same t read different banks: 8 bytes of each row of 8 bits, 4 bytes of others.
-  using Tile = RowTile<Format, kDim, kBitsOf<Format> == 8 ? 32 : 16>;
-
-  __device__ KeyReader() {
-    if constexpr (kBits < 16) {
-      // Of a block, a lane has the codes of channels 8 t to 8 t + 7 in two words: four and four of 8 bits,
-      // the even and the odd ones of 4 bits. The rows of H are in the same order.
-      constexpr uint32_t kOnes = 0x01010101, kFlip = 0xfefefefe;
-      const uint32_t i = kBits == 8 ? g() : g() >> 1;
-      const uint32_t base = kOnes ^ (i & 1 ? kFlip & 0xff00ff00 : 0) ^ (i & 2 ? kFlip & 0xffff0000 : 0);
-      const uint32_t other = base ^ ((kBits == 8 ? g() >> 2 : g()) & 1 ? kFlip : 0);
-#pragma unroll
-      for (uint32_t tile = 0; tile < 4; ++tile) {
-        const uint32_t flip = __popc(tile & t()) % 2 ? kFlip : 0;
-        columns_[tile][0] = base ^ flip;
-        columns_[tile][1] = other ^ flip;
-      }
-    }
-  }
+  using Tile = RowTile<Format, kDim, 16>;  // so that lanes g of the same t read different banks
 
   // Loads channels [32 block, 32 block + 32).
   __device__ void load(const std::byte* tile, uint32_t block, KeyPart (&parts)[4]) const {
@@ -135,31 +74,23 @@ class KeyReader {
       }
     } else {
       uint32_t codes[4];
-      const uint32_t at = block * 4 * kBits + t() * kBits;
+      const uint32_t* const own_word = reinterpret_cast<const uint32_t*>(row + block * 4 * kBits) + t();
+      const uint32_t* const next_word = own_word + 8 * Tile::kStride / 4;
+      const uint32_t own = *own_word, next = *next_word;
       if constexpr (kBits == 8) {
-        const uint2 own = *reinterpret_cast<const uint2*>(row + at),
-                    next = *reinterpret_cast<const uint2*>(row + 8 * Tile::kStride + at);
-        codes[0] = own.x, codes[1] = next.x, codes[2] = own.y, codes[3] = next.y;
+        codes[0] = own, codes[1] = next, codes[2] = own_word[4], codes[3] = next_word[4];
       } else {
-        const uint32_t own = *reinterpret_cast<const uint32_t*>(row + at),
-                       next = *reinterpret_cast<const uint32_t*>(row + 8 * Tile::kStride + at);
         codes[0] = own & 0x0f0f0f0f, codes[1] = next & 0x0f0f0f0f;
         codes[2] = own >> 4 & 0x0f0f0f0f, codes[3] = next >> 4 & 0x0f0f0f0f;
       }
       const __half* const scales = reinterpret_cast<const __half*>(tile + kRows * Tile::kStride) + block;
-      const float own_scale = __half2float(scales[g() * (kDim / 32)]) / 4,
-                  next_scale = __half2float(scales[(g() + 8) * (kDim / 32)]) / 4;
-      // The sums begin with the bits of 1.5 * 2^23, so that their own bits are those of 1.5 * 2^23 plus the
-      // sum. A scale has 11 bits, so its product with that number is exact.
-      constexpr float kMagic = 0x1.8p23f;
+      const float own_scale = __half2float(scales[g() * (kDim / 32)]),
+                  next_scale = __half2float(scales[(g() + 8) * (kDim / 32)]);
       const float own_zero = -kMagic * own_scale, next_zero = -kMagic * next_scale;
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
-        const int32_t others = __float_as_int(kMagic);
-        // Codes of 4 bits are stored 8 larger, which adds up in channel 0 only.
-        const int32_t first = others - (kBits == 4 && j == 0 && t() == 0 ? 8 * 32 : 0);
         int32_t sums[4];
-        multiply_codes<kBits>(sums, codes, columns_[j], first, others);
+        multiply_codes<kBits>(sums, codes, columns_.of[j], first_sum<kBits>(j), __float_as_int(kMagic));
         parts[j] = {fmaf(__int_as_float(sums[0]), own_scale, own_zero),
                     fmaf(__int_as_float(sums[1]), own_scale, own_zero),
                     fmaf(__int_as_float(sums[2]), next_scale, next_zero),
@@ -173,7 +104,7 @@ class KeyReader {
   __device__ static uint32_t g() { return threadIdx.x % kWarp / 4; }
   __device__ static uint32_t t() { return threadIdx.x % 4; }
 
-  uint32_t columns_[4][2];  // of H, for each 8 channels of a block
+  [[no_unique_address]] HadamardColumns<kBits> columns_;
 };
 
 // Sums of values. Element n of matrix `tile` is channel channel(tile, n).
@@ -497,52 +428,13 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     for (uint32_t j = 0; j < 2; ++j)
       own_out[g * kDim + Memory::V::channel(i, 2 * t + j)] = (out[i][j] + out[i][2 + j]) * kUnit;
   __syncthreads();
-  constexpr uint32_t kFours = kDim / 4;
-  for (uint32_t from = 0; from < heads * kFours; from += blockDim.x) {
-    const uint32_t i = from + threadIdx.x, h = min(i / kFours, heads - 1), four = i % kFours;
-    float2 of_warp[kMostWarps];
-#pragma unroll
-    for (uint32_t w = 0; w < kMostWarps; ++w)
-      of_warp[w] = w < warps ? peaks_and_sums[w][h] : float2{-kInfinity, 0};
-    float factors[kMostWarps];
-    const float2 of_all = weigh(of_warp, factors);
-    float total[4] = {};
-#pragma unroll
-    for (uint32_t w = 0; w < kMostWarps; ++w) {
-      if (factors[w] == 0) continue;
-      const float4 x = reinterpret_cast<const float4*>(reinterpret_cast<const std::byte*>(shared) +
-                                                       w * Memory::kBytes)[h * kFours + four];
-      total[0] += x.x * factors[w];
-      total[1] += x.y * factors[w];
-      total[2] += x.z * factors[w];
-      total[3] += x.w * factors[w];
-    }
-    if constexpr (kBitsOf<Values> < 16) {  // a block is in 8 neighbouring lanes
-#pragma unroll
-      for (uint32_t apart = 1; apart < 4; apart *= 2)
-#pragma unroll
-        for (uint32_t c = 0; c < 4; ++c)
-          if (!(c & apart)) {
-            const float a = total[c], b = total[c | apart];
-            total[c] = a + b;
-            total[c | apart] = a - b;
-          }
-#pragma unroll
-      for (uint32_t apart = 1; apart < 8; apart *= 2)
-#pragma unroll
-        for (uint32_t c = 0; c < 4; ++c) {
-          const float other = __shfl_xor_sync(~0u, total[c], apart);
-          total[c] = lane & apart ? other - total[c] : total[c] + other;
-        }
-#pragma unroll
-      for (float& x : total) x *= 0.25f;
-    }
-    if (i >= heads * kFours) continue;
-    const uint64_t part =
-        Parts::first(own_blocks, p.group, first_head + h) + block_of_heads() - own_blocks.first;
-    reinterpret_cast<float4*>(parts.out + part * kDim)[four] = {total[0], total[1], total[2], total[3]};
-    if (four == 0) parts.peak_and_sum[part] = of_all;
-  }
+  combine_warps < kBitsOf<Values>
+      <16, kDim>(
+          peaks_and_sums, warps, reinterpret_cast<const std::byte*>(shared), Memory::kBytes, heads,
+          threadIdx.x, blockDim.x, parts,
+          [&](uint32_t h) {
+            return Parts::first(own_blocks, p.group, first_head + h) + block_of_heads() - own_blocks.first;
+          });
 }
 
 template <typename Keys, typename Values, uint32_t kDim, Pairs kPairs>

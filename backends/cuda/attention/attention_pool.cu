@@ -664,7 +664,7 @@ void attend_pool(const Launch& l, const Attention& op) {
   with_formats(op.k.type, op.v.type, [&]<typename Keys, typename Values>(Keys, Values) {
     if constexpr (Keys::kPlain && Values::kPlain)
       attend<Keys>(l, op);
-    else if (!attend_blocks(l, op))
+    else if (!attend_runs(l, op) && !attend_blocks(l, op))
       attend_wide<Keys, Values>(l, op);
   });
 }

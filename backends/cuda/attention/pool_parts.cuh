@@ -66,5 +66,7 @@ void attend_and_combine(const Launch& l, const Attention& op, const PoolGrid& gr
 // Attention of a single row to a pool of blocks, on matrix units. Returns false where it has no kernel for
 // the widths, formats and rotation of the op.
 bool attend_blocks(const Launch&, const Attention&);
+// The same for whole runs on Hopper, which has faster ways to copy them.
+bool attend_runs(const Launch&, const Attention&);
 
 }  // namespace thimble::cuda
