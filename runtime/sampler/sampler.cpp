@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <utility>
 
 #include "base/splitmix64.h"
 
@@ -43,7 +44,7 @@ Status Sampler::set(const SamplerOptions& o) {
 }
 
 Status Sampler::set_penalties(const AnswerPenalties& p) {
-  for (const auto& [name, value] : {std::pair("presence", p.presence), {"frequency", p.frequency}})
+  for (const auto& [name, value] : {std::pair("presence", p.presence), std::pair("frequency", p.frequency)})
     if (!std::isfinite(value))
       return error(Code::kInvalidArgument, "%s_penalty is %g; it must be finite (0: none)", name,
                    static_cast<double>(value));
