@@ -346,6 +346,9 @@ TEST(Grammar, GrammarsThatAskForTooMuchWorkAreRefused) {
   std::string chain;  // each rule may be empty only if the next one may
   for (int i = 0; i < 20000; ++i) chain += "r" + std::to_string(i) + " ::= r" + std::to_string(i + 1) + "\n";
   refused(grammar::read_gbnf(chain + "r20000 ::= \"\"\nroot ::= r0"));
+  std::string schemas = "root ::=";
+  for (int i = 0; i < 100000; ++i) schemas += " %json {}";
+  refused(grammar::read_gbnf(schemas));
   EXPECT_NE(refusal(grammar::read_regex("a" + std::string(100000, '*'))), "");
   EXPECT_NE(refusal(grammar::read_gbnf("root ::= \"a\"" + std::string(100000, '+'))), "");
 }
