@@ -82,7 +82,17 @@ void SequenceFields::keep_states(bool ends_prompt, size_t most) {
   const uint64_t last = snapshots.empty() ? last_eviction : snapshots.back().position;
   if (last == read && !snapshots.empty()) return;  // an eviction made one
   if (!ends_prompt && read - last < kSnapshotEvery) return;
-  snapshots.push_back({read, state_slot, ends_prompt});
+  add_snapshot({read, state_slot, ends_prompt}, most);
+}
+
+void SequenceFields::keep_states_before(uint32_t rows, size_t most) {
+  const uint64_t position = read - rows;
+  if (state_slot == kNoState || (!snapshots.empty() && snapshots.back().position >= position)) return;
+  add_snapshot({position, state_slot, 0}, most);
+}
+
+void SequenceFields::add_snapshot(const Snapshot& snapshot, size_t most) {
+  snapshots.push_back(snapshot);
   if (snapshots.size() > most)
     snapshots.erase(snapshots.begin() + ptrdiff_t(least_useful(snapshots, last_eviction)));
 }

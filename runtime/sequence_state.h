@@ -76,10 +76,15 @@ struct SequenceFields : SequenceNumbers {
   // Makes a snapshot of the current states if a prompt ends here, or if many tokens were read since the last
   // snapshot. There are at most `most` snapshots.
   void keep_states(bool ends_prompt, size_t most);
+  // The last `rows` tokens gave logits that are not finite. The states before them, which are still the
+  // current ones, become a snapshot, so that a rewind to there need not read anything again.
+  void keep_states_before(uint32_t rows, size_t most);
   // The number of tokens that can be read before keep_states() makes one although no prompt ends, at least 1.
   uint64_t until_snapshot() const;
   // The current states become the only snapshot, since no earlier position can be reached.
   void drop_snapshots();
+  // Adds a snapshot after the others. If there are then more than `most`, the least useful one goes.
+  void add_snapshot(const Snapshot&, size_t most);
   // Why the fields of recurrent layers are not valid.
   const char* fault_of_states(const Dimensions&) const;
   // Why these fields are not a valid state of a session with this setting and these runs. Null: they are

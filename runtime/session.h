@@ -181,6 +181,7 @@ class Session {
   void commit_row();
   void note_logits(uint32_t row = 0);
   void keep_states(bool ends_prompt);
+  void keep_states_before(uint32_t rows);
   Run upkeep_run(bool then_evicts, bool ends_prompt);
   Run eviction_run(bool ends_prompt) const;
   Status upkeep();

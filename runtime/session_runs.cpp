@@ -123,15 +123,18 @@ void Session::commit_chunk(const Run& run) {
   if (run.step.reads_store) state_.prefill += cost_of_store(rows);
   state_.forget_logits();
   if (run.logits) note_logits();
+  const bool finite = !run.logits || state_.arg_max >= 0;
+  if (!finite) keep_states_before(rows);
   if (options().most_recalled()) state_.asking = std::min(kAskingTokens, state_.asking + rows);
   state_.ahead = 0;
   engine_->count_entries(state_);
-  keep_states(run.logits);
+  keep_states(run.logits && finite);
   ++state_.generation;
 }
 
 void Session::commit_token() {
   const double entries = mean_entries();
+  const bool was_finite = state_.arg_max >= 0;
   ++state_.read;
   ++state_.generated;
   state_.decode += cost_.run(engine_->step().n_rows, entries, false, true);
@@ -141,6 +144,7 @@ void Session::commit_token() {
   state_.attended = selects() ? Attended::kList : Attended::kEverything;
   if (engine_->step().reads_store) state_.decode += cost_of_store(1);
   note_logits();
+  if (was_finite && state_.arg_max < 0) keep_states_before(1);
   engine_->count_entries(state_);
   keep_states(false);
 }
@@ -155,6 +159,11 @@ Cost Session::cost_of_store(uint32_t rows) {
 // Keeps the states of recurrent layers for a rewind, if this is a place to return to.
 void Session::keep_states(bool ends_prompt) {
   if (const uint32_t slots = engine_->dimensions().state_slots) state_.keep_states(ends_prompt, slots - 2);
+}
+
+// Keeps the states before a run whose logits are not finite.
+void Session::keep_states_before(uint32_t rows) {
+  if (const uint32_t slots = engine_->dimensions().state_slots) state_.keep_states_before(rows, slots - 2);
 }
 
 // Notes that this row of logits belongs to the next token.

@@ -231,7 +231,7 @@ TEST_P(States, OfADamagedFileAreRefused) {
 }
 
 // A session with a smaller budget has fewer slots. It takes the latest end of a prompt and leaves out others.
-TEST(StatesOfAFile, AreLeftOutWhereThereIsNoRoom) {
+TEST(StatesOfAFile, AreLeftOutIfThereIsNoRoom) {
   THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
   // The longest convolution has the largest states, of which a small budget holds only a few.
   const auto model =
@@ -282,12 +282,22 @@ TEST(StatesThatAreNotFinite, AreLeftByRewinding) {
   std::replace(text.begin(), text.end(), kBroken, kBroken + 1);
   const auto session = open_session(model, dense()), other = open_session(model, dense());
   read(*session, text), read(*other, text);
+  for (const int32_t token : {7, 8}) EXPECT_EQ(accept(*session, token), accept(*other, token));
   must(session->accept(kBroken));
   EXPECT_EQ(session->logits().status().code(), Code::kNotFinite);
   must(session->accept(1));
   EXPECT_EQ(session->logits().status().code(), Code::kNotFinite);
-  must(session->rewind(100));
+  must(session->rewind(102));
+  EXPECT_TRUE(session->state().waiting.empty());  // the states before the broken token were kept
   EXPECT_EQ(accept(*session, 1), accept(*other, 1));
+
+  // The same in a prompt.
+  must(session->feed(std::vector<int32_t>{2, kBroken}));
+  must(session->flush());
+  EXPECT_EQ(session->logits().status().code(), Code::kNotFinite);
+  must(session->rewind(103));
+  EXPECT_TRUE(session->state().waiting.empty());
+  EXPECT_EQ(accept(*session, 2), accept(*other, 2));
 
   // States that are not finite fill every slot. A sequence that begins anew does not read them.
   for (uint32_t i = 0; i < session->plan().dimensions.state_slots; ++i) {
