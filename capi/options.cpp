@@ -34,8 +34,9 @@ static_assert(Positions{THIMBLE_POSITIONS_ORIGINAL} == Positions::kOriginal);
 static_assert(RetainScope{THIMBLE_RETAIN_LAYER} == RetainScope::kLayer);
 static_assert(VoteScope{THIMBLE_VOTE_LAYER} == VoteScope::kLayer);
 static_assert(VoteScope{THIMBLE_VOTE_GROUP} == VoteScope::kGroup);
-static_assert(KvFormat{THIMBLE_KV_Q8_0} == KvFormat::kQ8_0);
-static_assert(KvFormat{THIMBLE_KV_Q4_0} == KvFormat::kQ4_0);
+#define X(name, in_files) static_assert(KvFormat{THIMBLE_KV_##name} == KvFormat::k##name);
+THIMBLE_KV_FORMATS(X)
+#undef X
 static_assert(VoteScale{THIMBLE_SCALE_SQRT} == VoteScale::kSqrt);
 
 // Checks an option by itself and converts it. The planner checks counts, after it has decided the defaults.

@@ -971,7 +971,7 @@ void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bia
 
 // Applies the norm of q or k in place, to each head (qwen3) or to all heads at once (olmo2).
 void Decoder::qk_norm(const LayerStep& l, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
-  head_norm(l, l.attention().norms_behind_rotation ? Tensor{} : weight, weight.cols, first_column,
+  head_norm(l, l.attention().norms_after_rotation ? Tensor{} : weight, weight.cols, first_column,
             first_column, heads * l.attention().head_dim);
 }
 

@@ -13,14 +13,14 @@ namespace thimble {
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // Gets tokens of the stream in the order in which they are read. A call makes void what earlier calls said
-  // of its first position and later ones.
+  // Gets tokens of the stream in the order in which they are read. A call replaces the tokens that earlier
+  // calls gave for its first position and later ones.
   virtual Status note(uint64_t position, std::span<const int32_t> tokens) = 0;
   // Reads long texts that were noted. It takes time that does not belong to the next guess.
   virtual void read() {}
   // Guesses at most draft.size() tokens after those that were noted. Returns their number.
   virtual Result<uint32_t> guess(std::span<int32_t> draft) = 0;
-  // May be called from any thread. What runs stops soon.
+  // May be called from any thread. A call that runs stops soon.
   virtual void interrupt() {}
   // Forgets every token.
   virtual Status reset() = 0;

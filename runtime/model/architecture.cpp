@@ -249,7 +249,8 @@ Status load_expert_sizes(const Gguf& gguf, const Family& family, Sizes& sizes) {
 }
 
 // Loads the number of layers. The last layers of a file may only draft tokens (multi-token prediction). They
-// are no part of the model, and the file need not contain them. A file that contains nothing else is refused.
+// are not part of the model, and the file need not contain them. A file that contains nothing else is
+// refused.
 Status load_layer_count(const Gguf& gguf, const Family& family, const TensorSource& tensors, Sizes& sizes) {
   const std::string prefix = std::string(family.name) + ".", key = prefix + "nextn_predict_layers";
   uint32_t blocks = 0;
@@ -399,7 +400,7 @@ Result<AttentionMixer> load_attention(TensorSource& tensors, const std::string& 
                                                                   : family.qk_norm != QkNorm::kNone;
   if (has_norms) {
     const bool all = family.qk_norm == QkNorm::kAllHeads;
-    m.norms_behind_rotation = family.qk_norm == QkNorm::kEachRotated;
+    m.norms_after_rotation = family.qk_norm == QkNorm::kEachRotated;
     THIMBLE_SET(m.q_norm, tensors.vector(block + "attn_q_norm.weight", all ? m.q_cols() : m.head_dim));
     THIMBLE_SET(m.k_norm, tensors.vector(block + "attn_k_norm.weight", all ? m.kv_cols() : m.head_dim));
   }

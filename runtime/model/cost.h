@@ -30,17 +30,10 @@ Cost product_cost(const Part& part) {
     if (t.rows > 1) sum += product_cost(t);
   return sum;
 }
-// The cost of a mixer's state, which a step reads and writes once, and the operations for one row. The delta
-// rule multiplies a state by a key and by a query, and adds a product to it.
+// The cost of a mixer's state, which a step reads and writes once, and the operations for one row.
 template <typename Mixer>
 Cost state_cost(const Mixer& m) {
-  return {2.0 * static_cast<double>(m.state_bytes()), 0};
-}
-inline Cost state_cost(const DeltaNetMixer& m) {
-  return {2.0 * static_cast<double>(m.state_bytes()), 6.0 * m.value_cols() * m.width};
-}
-inline Cost state_cost(const SsmMixer& m) {
-  return {2.0 * static_cast<double>(m.state_bytes()), 5.0 * m.value_cols() * m.state};
+  return {2.0 * static_cast<double>(m.state_bytes()), m.state_flop()};
 }
 // The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const AttentionMixer&, DType = DType::kF16);

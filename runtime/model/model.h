@@ -85,7 +85,7 @@ struct AttentionMixer {
   // The norms follow the rotation (hunyuan-dense). A rotation does not change a norm, but their weights do
   // not commute with it. So queries and keys are normed without weights, and the rotated queries are
   // multiplied by both weights.
-  bool norms_behind_rotation = false;
+  bool norms_after_rotation = false;
   Tensor sinks;  // f32 [heads]: logits without a value (gpt-oss)
   Tensor output, output_bias;
   // Latent attention (deepseek2). The only KV head has keys of n_rot rotated channels (k_rotated) and then
@@ -111,7 +111,7 @@ struct AttentionMixer {
 
   // What every mixer says: its tensors; the columns of the rows that it computes first, of those in between
   // (here queries with gates, or the queries and values of latent attention), and of those that it returns
-  // before its last matrix; and the bytes of its state.
+  // before its last matrix; the bytes of its state, and the operations on it for one row.
   std::vector<Tensor> tensors() const {
     std::vector<Tensor> all{q,     k,      v,           q_bias, k_bias,    v_bias,    q_norm,  k_norm,
                             sinks, output, output_bias, q_in,   q_in_norm, k_rotated, k_up.all};
@@ -124,6 +124,7 @@ struct AttentionMixer {
   }
   uint32_t last_cols() const { return std::max(attended_cols(), q_in.rows); }
   uint64_t state_bytes() const { return 0; }
+  double state_flop() const { return 0; }
 };
 
 // A convolution over the last `taps` tokens of each channel, between two gates (lfm2). It keeps the inputs of
@@ -141,6 +142,7 @@ struct ShortConvMixer {
   uint32_t middle_cols() const { return 0; }
   uint32_t last_cols() const { return channels(); }
   uint64_t state_bytes() const { return uint64_t(taps() - 1) * channels() * sizeof(float); }
+  double state_flop() const { return 0; }
 };
 
 // Linear attention by the gated delta rule (qwen35, qwen3next). A convolution over the last `taps` tokens of
@@ -172,6 +174,8 @@ struct DeltaNetMixer {
   uint32_t middle_cols() const { return channels(); }
   uint32_t last_cols() const { return value_cols(); }
   uint64_t state_bytes() const { return tail_bytes() + uint64_t(value_cols()) * width * sizeof(float); }
+  // The delta rule multiplies a state by a key and by a query, and adds a product to it.
+  double state_flop() const { return 6.0 * value_cols() * width; }
 };
 
 // Mamba-2: a convolution over tokens, and a state of each head that decays, takes up each token and is read
@@ -201,6 +205,7 @@ struct SsmMixer {
   uint32_t middle_cols() const { return channels(); }
   uint32_t last_cols() const { return value_cols(); }
   uint64_t state_bytes() const { return ssm_bytes() + uint64_t(taps() - 1) * channels() * sizeof(float); }
+  double state_flop() const { return 5.0 * value_cols() * state; }
 };
 using Mixer = std::variant<AttentionMixer, ShortConvMixer, DeltaNetMixer, SsmMixer>;
 

@@ -208,7 +208,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     return uint64_t(rope_table_rows(d.rope_positions)) * rope.n_rot;
   };
   const bool weighted = std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& layer) {
-    return layer.attention() && layer.attention()->norms_behind_rotation;
+    return layer.attention() && layer.attention()->norms_after_rotation;
   });
   if (weighted) l.query_weights = static_cast<uint32_t>(rope_words(model.rope));
   l.rope = workspace.place((rope_words(model.rope) + (weighted ? uint64_t(s.layers) * s.head_dim : 0)) * f32);
@@ -302,7 +302,7 @@ Status write_rope_tables(Device& device, const Setting& setting, const Layout& l
   const uint32_t head_dim = setting.model.shape.head_dim;
   for (uint32_t i = 0; i < setting.model.layers.size() && l.query_weights; ++i) {
     const AttentionMixer* attention = setting.model.layers[i].attention();
-    if (!attention || !attention->norms_behind_rotation) continue;
+    if (!attention || !attention->norms_after_rotation) continue;
     const float* q = reinterpret_cast<const float*>(attention->q_norm.data);
     const float* k = reinterpret_cast<const float*>(attention->k_norm.data);
     for (uint32_t c = 0; c < head_dim; ++c) table[l.query_weights + i * head_dim + c] = q[c] * k[c];

@@ -6,15 +6,10 @@
 namespace thimble {
 
 DType dtype_of(KvFormat format) {
-  switch (format) {
-    case KvFormat::kF16:
-      return DType::kF16;
-    case KvFormat::kQ8_0:
-      return DType::kQ8_0;
-    case KvFormat::kQ4_0:
-      return DType::kQ4_0;
-  }
-  return DType::kF16;
+#define X(name, in_files) DType::k##name,
+  static constexpr DType kTypes[] = {THIMBLE_KV_FORMATS(X)};
+#undef X
+  return kTypes[static_cast<size_t>(format)];
 }
 
 namespace {

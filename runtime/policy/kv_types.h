@@ -15,7 +15,7 @@ struct KvTypes {
 };
 
 // The formats of a layer with own keys. They are those that the options ask for, except that
-// - rows that are no whole blocks keep f16,
+// - rows that do not consist of whole blocks keep f16,
 // - keys with a bias keep q8_0 instead of q4_0, and f16 if a channel of the bias is larger than 10: it takes
 //   codes from the others of its block, although it is the same in all keys (Qwen2.5 has biases up to 354 in
 //   a quarter of its layers), and

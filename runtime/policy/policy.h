@@ -34,7 +34,7 @@ inline RopeParams rope_params(const Setting& s, const AttentionMixer& m, const L
   return {.mode = s.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
           .pairing = rope.pairing,
           .n_rot = m.rotates ? rope.n_rot : 0,
-          .query_weight = m.norms_behind_rotation ? at.query_weights + layer * m.head_dim : 0};
+          .query_weight = m.norms_after_rotation ? at.query_weights + layer * m.head_dim : 0};
 }
 
 // One layer of a step that is being recorded.
@@ -99,7 +99,7 @@ class HostControl {
   virtual ~HostControl() = default;
   virtual void place_on_host(const Setting&, Arena& io) = 0;
   // Gets the tokens in the order in which they are read, with their embeddings [tokens][d_model]. A call
-  // makes void what earlier calls said of its first position and later ones.
+  // replaces the tokens that earlier calls gave for its first position and later ones.
   virtual void note(uint64_t position, std::span<const int32_t> tokens,
                     std::span<const float> embeddings) = 0;
   // Runs before the step's ops and writes their input. It returns tokens if the step reads evicted tokens

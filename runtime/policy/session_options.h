@@ -21,7 +21,16 @@ enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
 enum class Draft : int32_t { kNone, kLookup, kModel };
-enum class KvFormat : uint32_t { kF16, kQ8_0, kQ4_0 };
+
+// The formats of keys and values: X(name, which is also that of the type of rows, name in files).
+// THIMBLE_KV_* in thimble.h has their numbers.
+#define THIMBLE_KV_FORMATS(X) \
+  X(F16, f16)                 \
+  X(Q8_0, q8_0)               \
+  X(Q4_0, q4_0)
+#define X(name, in_files) k##name,
+enum class KvFormat : uint32_t { THIMBLE_KV_FORMATS(X) };
+#undef X
 
 // A value that has a name: its number in the C interface and here, its name in errors and in session files.
 struct OptionChoice {
@@ -50,8 +59,9 @@ inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "S
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
 inline constexpr OptionChoice kDraftChoices[] = {
     {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}};
-inline constexpr OptionChoice kKvFormatChoices[] = {
-    {0, "F16", "f16"}, {1, "Q8_0", "q8_0"}, {2, "Q4_0", "q4_0"}};
+#define X(name, in_files) {static_cast<int32_t>(KvFormat::k##name), #name, #in_files},
+inline constexpr OptionChoice kKvFormatChoices[] = {THIMBLE_KV_FORMATS(X)};
+#undef X
 inline constexpr OptionChoice kYesOrNo[] = {{0, "no", "0"}, {1, "yes", "1"}};
 inline constexpr OptionChoice kYesNoOrDefault[] = {
     {0, "no", "0"}, {1, "yes", "1"}, {-1, "DEFAULT", "default"}};
