@@ -13,12 +13,13 @@
 namespace thimble {
 namespace {
 
-std::string header() {
-  std::ifstream file(project_file("include/thimble/thimble.h"));
+std::string source(const char* name) {
+  std::ifstream file(project_file(name));
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
+std::string header() { return source("include/thimble/thimble.h"); }
 
 // All matches of a pattern in the header, or of its first group if it has one.
 std::set<std::string> find_all(const std::string& text, const char* pattern) {
@@ -44,6 +45,14 @@ TEST(Header, UsesTypesOfFixedWidthAndTwoStandardHeaders) {
   for (const char* type :
        {R"(\bsize_t\b)", R"(\blong\b)", R"(\bint\b)", R"(\bunsigned\b)", R"(\bbool\b)", R"(: \d+;)"})
     EXPECT_TRUE(find_all(text, type).empty()) << type;
+}
+
+TEST(Header, HasOnlyConstantsThatTheLayoutTestPins) {
+  const std::set<std::string> pinned =
+      find_all(source("tests/capi/layout_test.cpp"), R"(EXPECT_EQ\((THIMBLE_\w+), )");
+  const std::set<std::string> constants = find_all(header(), R"(\b(THIMBLE_[A-Z0-9_]+) = -?\d)");
+  EXPECT_GT(constants.size(), 40u);
+  for (const std::string& name : constants) EXPECT_TRUE(pinned.contains(name)) << name;
 }
 
 }  // namespace
