@@ -8,12 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "base/fnv1a.h"
 #include "base/state_file.h"
 
 namespace thimble {
 
-constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
-// FNV-1a over 64-bit words.
+constexpr uint64_t kHashSeed = kFnv1aBasis;
+// Like fnv1a(), but over 64-bit words, which is faster and gives other values.
 uint64_t hash_of(const void* data, size_t bytes, uint64_t hash = kHashSeed);
 
 template <typename T>

@@ -71,7 +71,7 @@ Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std:
     return error(Code::kUnsupported, "the model cannot turn text into tokens: %s",
                  model->description_of_tokenizer_error.c_str());
   TextMaker maker(model, tokens, tail_tokens, seed);
-  maker.hash_ = 0xcbf29ce484222325u;
+  maker.hash_ = kFnv1aBasis;
   for (const std::string& path : files) {
     THIMBLE_LET(file, MappedFile::open(path));
     THIMBLE_TRY(check_text(contents(file), path));
