@@ -423,7 +423,7 @@ Command add_eval(CLI::App& root) {
   app->add_option(
          "FILE", flags.file,
          "JSON lines: id, task, tokens, text, question; answer, or answers, which must all be found; needle "
-         "(the sentence that holds the answer), where there is one")
+         "(the sentence that holds the answer), if there is one")
       ->required();
   add_model_flag(*app, settings);
   app->add_flag("--baseline", flags.baseline,
@@ -441,8 +441,8 @@ Command add_eval(CLI::App& root) {
   };
   app->add_option_function<std::string>(
          "--score", score,
-         "An answer is right where it is exactly the expected one, or as far as it contains what is expected "
-         "(default: contains for lines with answers, else exact)")
+         "exact: an answer is right if it is the expected one; contains: its score is the share of the "
+         "expected texts that it contains (default: contains for lines with answers, else exact)")
       ->check(CLI::IsMember({"exact", "contains"}).description(""))
       ->type_name("exact|contains");
   add_predict_flag(*app, settings);
@@ -450,13 +450,12 @@ Command add_eval(CLI::App& root) {
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   app->footer(
-      "Exact: an answer is the expected one, but for white space around it. Contains: its score is the\n"
-      "share of the expected texts that occur in it, in upper or lower case; white space and marks that\n"
-      "group digits (1,234) do not count. With a selection or adore the question is read token by token,\n"
-      "as an answer is written. A text that consecutive lines share is read once where there is room for\n"
-      "a clone. Decoding is greedy. With --json one object a sample, then one with \"summary\", scores and\n"
-      "their standard errors from 0 to 1; \"gone\" is where thimble serve would say that what the question\n"
-      "asks about is no longer held.\n\n"
+      "--score exact ignores white space around an answer. --score contains also ignores case, white space\n"
+      "and marks that group digits (1,234). With a selection or adore the question is read token by token,\n"
+      "as an answer is generated. A text that consecutive lines share is read once if there is room for a\n"
+      "clone. Decoding is greedy. --json prints one object for each sample, then one with \"summary\":\n"
+      "scores and their standard errors from 0 to 1. \"gone\": the passage that a question asks about\n"
+      "was evicted, as thimble serve would say.\n\n"
       "Examples:\n"
       "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"
       "  thimble eval needles.jsonl -m model.gguf --retention window --pool 1024 --tasks passkey,kv --limit "

@@ -55,7 +55,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, int32_t& field, 
         return;
       }
     }
-    throw CLI::ValidationError(name, "'" + word + "' is none of " + words);
+    throw CLI::ValidationError(name, "'" + word + "' is not one of " + words);
   };
   return app.add_option_function<std::string>(name, set, help)->type_name(words);
 }
@@ -65,7 +65,7 @@ void read_kv(const std::string& text, thimble_session_options& o) {
   const auto format = [&](const std::string& word) -> int32_t {
     for (const Choice& c : kKvFormats)
       if (word == c.name) return c.value;
-    throw CLI::ValidationError("--kv", "'" + text + "' is no format of keys and values; write " +
+    throw CLI::ValidationError("--kv", "'" + text + "' is not a format of keys and values; write " +
                                            join({std::begin(kKvFormats), std::end(kKvFormats)}) +
                                            ", or two of them as q8_0:q4_0");
   };
@@ -200,7 +200,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->type_name("N")
       ->group(store);
   add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},
-             "How the store has keys and values of a pool of f16 (default: f16)")
+             "Format in the store of keys and values that the pool has in f16 (default: f16)")
       ->group(store);
 
   auto* rebuild = app.add_option("--rebuild", o.rebuild,
@@ -294,7 +294,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     }
     if (s.session.selection == kPaging && positions_flag->count() &&
         s.session.positions == THIMBLE_POSITIONS_LIST) {
-      throw UsageError("--selection quest keeps every token's place in the text; leave --positions list out");
+      throw UsageError("--selection quest uses positions in the text; leave --positions list out");
     }
   });
 }
@@ -350,7 +350,7 @@ void add_draft_flags(CLI::App& app, Settings& s) {
       ->type_name("none|lookup|FILE")
       ->group(group);
   app.add_option("--draft-max", s.session.draft_tokens,
-                 "Tokens of a draft, at most 15 (default: as many as pay, by what steps take)")
+                 "Tokens of a draft, at most 15 (default: the number that generates fastest, by measurement)")
       ->type_name("N")
       ->group(group);
 }

@@ -381,7 +381,7 @@ Command add_heads_train(CLI::App& heads) {
          "How the pool is divided among KV heads. counted divides it by counts if the check finds that "
          "better; equal gives all heads the same (default: counted)")
       ->type_name("counted|equal")
-      ->check(CLI::IsMember({"counted", "equal"}));
+      ->check(CLI::IsMember({"counted", "equal"}).description(""));
   app->footer(
       "Ctrl-C stops the training. The same command continues it.\n\n"
       "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.heads.gguf\n"

@@ -331,7 +331,8 @@ Result<Gguf> Gguf::parse(std::span<const GgufFile> files) {
       return error(Code::kFormat, "%s is %s, and %zu files are given: give all parts of one model",
                    file.name.c_str(), part.text().c_str(), files.size());
     if (part.index >= part.count)
-      return error(Code::kFormat, "%s says that it is %s", file.name.c_str(), part.text().c_str());
+      return error(Code::kFormat, "%s is damaged: it says that it is %s", file.name.c_str(),
+                   part.text().c_str());
     std::optional<Gguf>& place = parts[static_cast<size_t>(part.index)];
     if (place)
       return error(Code::kFormat, "%s and %s are both %s", place->name_.c_str(), file.name.c_str(),

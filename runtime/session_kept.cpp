@@ -18,7 +18,7 @@ Status Session::kept_by_position(float* kept, float* attended) {
   if (attended && state_.attended == Attended::kUnknown)
     return error(
         Code::kInvalidArgument,
-        "what the last token attended to is not known: none was read, or entries were evicted or the "
+        "the attention of the last token is not known: no token was read, or entries were evicted or the "
         "text was rewound after it, or it attended to a store; read or generate a token first");
   if (kept) THIMBLE_TRY(count_kept(kept));
   return attended ? add_attention(attended) : Status();

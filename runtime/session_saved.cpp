@@ -184,7 +184,8 @@ Status Session::check_settings(const SessionFile& file, std::span<const HeadRun>
   if (saved.size() != settings.size()) return file.damaged("it has settings that this library does not know");
   if (file.pools.size() != runs.size()) return file.damaged("it has another number of heads");
   const uint32_t pages = plan().store_pages;
-  if (file.store_pages.empty() != !engine_->store()) return file.damaged("its store and its settings differ");
+  if (file.store_pages.empty() != !engine_->store())
+    return file.damaged("its store does not fit its settings");
   for (size_t i = 0; i < file.store_pages.size(); ++i)
     if (file.store_pages[i] > pages)
       return refuse("pages of a head in the store", count(file.store_pages[i]), count(pages));
@@ -210,7 +211,7 @@ Status Session::check_body(const SessionFile& file, std::span<const Engine::Arra
     if (array.kind == Engine::Array::kOfRetention) of_retention.push_back(bytes);
     if (array.kind == Engine::Array::kOfSelection) of_selection.push_back(bytes);
     if (array.kind == Engine::Array::kPositions && !are_positions(bytes, s.read, s.read - s.last_eviction))
-      return file.damaged("its positions do not ascend to where it stands");
+      return file.damaged("its positions do not ascend to the last token that was read");
     if (array.kind == Engine::Array::kLogits && s.arg_max >= 0 && !are_finite(bytes))
       return file.damaged("its logits are not finite");
   }
@@ -219,9 +220,9 @@ Status Session::check_body(const SessionFile& file, std::span<const Engine::Arra
       return file.damaged(fault);
   const Held held = engine_->held(s);
   if (!retention().can_carry(held, of_retention))
-    return file.damaged("its retention leads out of what is held");
+    return file.damaged("its retention's arrays name entries that it does not hold");
   if (!selection().can_carry(held, of_selection))
-    return file.damaged("its selection leads out of what is held");
+    return file.damaged("its selection's arrays name entries that it does not hold");
   return {};
 }
 
@@ -235,7 +236,7 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   if (const char* fault = s.fault(engine_->setting(), runs)) return file.damaged(fault);
   if (!state_.sampler.takes(file.sampler.accepted))
     return file.damaged("it has tokens that are not in the vocabulary");
-  if (!Sampler::check(file.sampler.options).ok()) return file.damaged("its sampler cannot be");
+  if (!Sampler::check(file.sampler.options).ok()) return file.damaged("its sampler options are out of range");
   if (const uint32_t slots = engine_->dimensions().state_slots) s.number_slots(slots - 2);
   const std::vector<Engine::Array> arrays = engine_->arrays(s, s.has_logits);
   const RecallStore* store = engine_->store();

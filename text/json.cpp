@@ -15,7 +15,7 @@ constexpr uint32_t kDeepest = 64;  // nesting depth of values
 }  // namespace
 
 Status JsonReader::wrong() const {
-  return error(Code::kFormat, "%s is damaged or no JSON: byte %zu cannot be read", where_.c_str(), at_);
+  return error(Code::kFormat, "%s is damaged or not JSON: byte %zu cannot be read", where_.c_str(), at_);
 }
 
 void JsonReader::pass_space() {

@@ -148,8 +148,8 @@ Status Reader::allocate(std::shared_ptr<const Model> model, std::shared_ptr<Devi
   if (weighed) bytes_ += shape.layers * gram_size(shape) * sizeof(float);
   if (room && bytes_ > room)
     return error(Code::kBudget,
-                 "reading a text of %u tokens takes %s, %s more than there are; raise --mem-budget",
-                 positions, size_text(bytes_).c_str(), size_text(bytes_ - room).c_str())
+                 "reading a text of %u tokens takes %s, %s more than is left; raise --mem-budget", positions,
+                 size_text(bytes_).c_str(), size_text(bytes_ - room).c_str())
         .set_bytes_missing(bytes_ - room);
   device_ = device;
   THIMBLE_LET(engine, Engine::create(std::move(model), std::move(device), std::move(plan),

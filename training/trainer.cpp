@@ -77,8 +77,10 @@ Status Trainer::prepare() {
   const TrainingOptions& o = options_;
   THIMBLE_TRY(check_training(*model_, o));
   if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit && !o.tries_targets)
-    return error(Code::kUnsupported,
-                 "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
+    return error(
+        Code::kUnsupported,
+        "a sink retainer predicts a share of attention, and max_logit is not a share; choose another "
+        "--target for it");
   if (shares_values() && o.target == Target::kLogKvzipPlus && !o.tries_targets)
     return error(Code::kUnsupported,
                  "log_kvzip_plus weighs the values of each head, and heads of this model make theirs from "
@@ -929,13 +931,14 @@ std::string judgement_of(const Recall& dense, const Recall& retainer, const Reca
   std::string said;
   if (!answers)
     said = "The model answers " + percent(dense.share()) +
-           " of these questions even when nothing is dropped, so the probability of the right answers is "
-           "compared instead: of what a token of theirs has then, the retainer keeps " +
-           percent(kept) + " at an eighth of the memory, a window " + percent(by_window) + ". ";
+           " of these questions even when nothing is evicted, so the check compares the probability of a "
+           "right token instead: at an eighth of the memory, the retainer keeps " +
+           percent(kept) + " of it, and a window " + percent(by_window) + ". ";
   const double noise = noise_of(dense.asked, dense.measure());
   if (answers ? kept < by_window + noise : kept <= by_window)
     return said +
-           "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
+           "The retainer is not better than a window here; train with more texts and steps, or do not use "
+           "it.";
   if (kept < 0.9 * all) {
     const std::string lost = answers ? percent(std::max(0.0, all - kept)) + " of the questions"
                                      : percent(1 - kept) + " of that probability";
@@ -951,10 +954,10 @@ std::string Trainer::verdict() const {
                                               std::to_string(diverged_->at) + ", and the state of step " +
                                               std::to_string(diverged_->good) + " was taken. "
                                         : "";
-  const std::string shares = counted_.empty() ? ""
-                             : shares_help_
-                                 ? " Counted shares of the pools did better than equal ones, and are written."
-                                 : " Counted shares of the pools did no better than equal ones.";
+  const std::string shares =
+      counted_.empty() ? ""
+      : shares_help_   ? " Counted shares of the pools were better than equal ones, so the file has them."
+                       : " Counted shares of the pools were not better than equal ones.";
   const std::string retention =
       retention_ == Retention::kMix
           ? " The file selects the mix of its scores and KeyDiff's."

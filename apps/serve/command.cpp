@@ -113,7 +113,7 @@ Command add_serve(CLI::App& root) {
   app->add_option_function<std::string>(
          "--slots", [](const std::string& text) { flags.slots = read_slots(text); },
          "Requests that are answered at a time, each with a pool of its own inside the budget "
-         "(default: 2, so that a question beside a conversation does not push it out); or slots of several "
+         "(default: 2, so that another question does not push a conversation out); or slots of several "
          "sizes, as 1x32768,3x4096: a request gets the smallest that holds it")
       ->type_name("N|NxPOOL,...");
   auto* cache = app->add_option("--cache-dir", flags.cache_dir,

@@ -730,9 +730,10 @@ Settings Server::asked_settings(const Json& body) const {
   std::vector<std::string> flags;
   for (const auto& [name, value] : body.items()) {
     if (name == "pool" && flags_.slots.front().pool)
-      throw Refusal(400, "the pools are those of --slots, which only the command sets");
+      throw Refusal(400, "the sizes of pools come from --slots, which can be given only on the command line");
     if (name == "heads")
-      throw Refusal(400, "\"heads\" is a file, which only the command names; choose a \"retention\"");
+      throw Refusal(
+          400, "\"heads\" names a file, which can be given only on the command line; choose a \"retention\"");
     if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != name.npos)
       throw Refusal(400,
                     "there is no setting of that name; names are those of the flags, \"pool\", \"select-k\"");
@@ -767,7 +768,8 @@ Response Server::change(const Request& request) {
   // A form on another page cannot send this content type, even if the browser hides the page's origin.
   if (lower(request.content_type).rfind("application/json", 0) != 0)
     throw Refusal(415, "settings must be JSON; send them with Content-Type: application/json");
-  if (request.body.size() >= kLargeBody) throw Refusal(413, "settings take no more than a few lines");
+  if (request.body.size() >= kLargeBody)
+    throw Refusal(413, "the settings are too large; send only those that change");
   const Settings asked = asked_settings(parse_object(request.body));
   try {
     scheduler_.change(asked);

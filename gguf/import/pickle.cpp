@@ -299,10 +299,10 @@ class Machine {
       const auto storage = std::find_if(std::begin(kStorages), std::end(kStorages),
                                         [&](const StorageType& s) { return name == s.python; });
       if (module != "torch" || storage == std::end(kStorages))
-        return error(Code::kUnsupported,
-                     "%s asks for %s, which holds no tensors; it was not run, and a file that asks for it is "
-                     "not read",
-                     file_.c_str(), in_quotes(std::string(module) + "." + std::string(name)).c_str());
+        return error(
+            Code::kUnsupported,
+            "%s calls %s, which loading tensors does not need; it was not run, and the file is refused",
+            file_.c_str(), in_quotes(std::string(module) + "." + std::string(name)).c_str());
       index += static_cast<size_t>(storage - kStorages);
     }
     return push({.kind = Kind::kGlobal, .number = static_cast<int64_t>(index)});

@@ -55,7 +55,7 @@ class Walk {
     const PickledValue& value = pickle_.values[index];
     if (depth > kDeepest || path.size() > kLongestPath || ++visited_ > kMostVisited ||
         found_.size() > kMostTensors)
-      return error(Code::kUnsupported, "%s holds more, or what is nested more deeply, than any checkpoint",
+      return error(Code::kUnsupported, "%s holds more values, or deeper nested ones, than any checkpoint",
                    file_.c_str());
     const std::string inner = path.empty() ? "" : path + ".";
     if (value.kind == Kind::kTensor) return add(pickle_.tensors[static_cast<size_t>(value.number)], path);

@@ -594,11 +594,11 @@ typedef struct thimble_session_options {
   uint32_t rebuild_every;       /* ADORE: generated tokens from one such reading to the next; 0: 1 */
   int32_t draft;                /* THIMBLE_DRAFT_*: guess the next tokens and read them in one step; what is generated
                                    has the same distribution. Not with a selection, TOVA, ADORE, watch or a store */
-  uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: as many as pay, by the time that steps take and by
-                                   how many guesses are right */
-  int32_t recall_format;        /* THIMBLE_KV_*: how the store has keys and values where the pool has F16; elsewhere as the pool */
-  const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens; what it takes is
-                                   in the plan and in the budget. Needed until thimble_session_create returns */
+  uint32_t draft_tokens;        /* tokens of a draft, at most 15; 0: the number that generates fastest, found by measuring
+                                   steps and counting right guesses */
+  int32_t recall_format;        /* THIMBLE_KV_*: format in the store of keys and values that the pool has in F16 */
+  const thimble_model* draft_model; /* for THIMBLE_DRAFT_MODEL: a smaller model with the same tokens. The plan and the
+                                   budget include its memory. Needed until thimble_session_create returns */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
                                    and what is evicted is gone. Each session, clone and slot of a server has a store of
                                    its own. Needs the CPU and a retention that evicts, not ADORE; refused with local 0
@@ -650,10 +650,10 @@ typedef struct thimble_memory {
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
   uint64_t states;      /* the part of pool_bytes for states of recurrent layers; 0: the model has none */
   uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
-  uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
-                           pool, workspace and io */
+  uint64_t draft;       /* memory of a draft model: weights on the device, pool, workspace and io. It is part of
+                           `total` and of none of the other numbers above */
   uint64_t streamed; /* the part of `mapped` that does not fit in memory, so that each step reads it again; 0: none */
-  uint64_t store;       /* host memory of the store of evicted entries: in no other number */
+  uint64_t store;       /* host memory of the store of evicted entries; not part of any other number */
   uint64_t store_file;  /* the temporary file of evicted entries; its index is part of `io` */
   uint32_t finer_layers; /* layers whose keys or values have more bits than key_format and value_format say */
   uint32_t reserved;
@@ -667,8 +667,8 @@ THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, cons
                                                 thimble_memory* memory, thimble_error* error);
 
 /* How many entries each KV head keeps in such a session: one number for each head of the first layer, then of the
- * second, and so on; thimble_model_kv_heads tells how many a layer has. The numbers differ if the file of heads divides the pools; they then hold for a text that is
- * long enough for all shares. 0 for heads of a layer with a window. Two-call. */
+ * second, and so on; thimble_model_kv_heads says how many a layer has. If the file of heads divides the pools, the
+ * numbers differ, and hold for texts that are long enough for all shares. 0: the layer has a window. Two-call. */
 THIMBLE_API thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
                                                       uint32_t* keeps, uint64_t capacity, uint64_t* count,
                                                       thimble_error* error);

@@ -103,7 +103,7 @@ Status Loader::read_windows() {
   const GgufValue* value = gguf_.find(key);
   if (!value) return gguf_.lacks(key);
   if (value->type != GgufType::kBool)
-    return error(Code::kFormat, "%s: key %s says of no layer whether it has a window", gguf_.name().c_str(),
+    return error(Code::kFormat, "%s: key %s does not say which layers have a window", gguf_.name().c_str(),
                  in_quotes(key).c_str());
   if (value->is_array) THIMBLE_TRY(check_by_layer(gguf_, key, sizes_.layers));
   for (uint32_t i = 0; i < sizes_.layers; ++i)

@@ -274,9 +274,10 @@ Status resolve_recall(SessionOptions& o) {
         "the store of evicted entries is in memory or in a file; leave out recall_mem or recall_disk");
   if (!o.recall_mem && !o.recall_disk) {
     if (!o.recall) return {};
-    return error(Code::kInvalidArgument,
-                 "entries are recalled from a store of evicted ones; give the store its size with recall_mem "
-                 "or recall_disk");
+    return error(
+        Code::kInvalidArgument,
+        "entries are recalled from a store of evicted entries; give the store a size with recall_mem "
+        "or recall_disk");
   }
   if (traits(o.retention).eviction != Eviction::kWhenFull)
     return error(
@@ -430,7 +431,7 @@ Result<MemoryPlan> make_plan(const Model& model, const Device& device, const Ses
 
 Result<uint32_t> largest_pool(const Model& model, const Device& device, const SessionOptions& options) {
   if (!options.budget)
-    return error(Code::kInvalidArgument, "the largest pool is a question about a budget; set budget_bytes");
+    return error(Code::kInvalidArgument, "the largest pool is chosen for a budget; set budget_bytes");
   SessionOptions asked = options;
   asked.pool = 0;
   THIMBLE_LET(plan, make_plan(model, device, asked));

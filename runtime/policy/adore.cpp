@@ -29,12 +29,13 @@ class Adore : public RetentionPolicy, public HostControl {
     if (std::any_of(model.layers.begin(), model.layers.end(), [](const Layer& l) { return l.has_window(); }))
       return error(
           Code::kUnsupported,
-          "adore keeps the same tokens in every layer, and this model has layers that see their last "
-          "tokens alone; choose another retention");
+          "adore keeps the same tokens in every layer, and this model has layers with a sliding window; "
+          "choose another retention");
     if (o.positions == Positions::kOriginal || !o.keeps.empty())
-      return error(Code::kInvalidArgument,
-                   "adore keeps the same tokens in every head and numbers them as they are held; leave out "
-                   "positions and pools of single heads, or choose another retention");
+      return error(
+          Code::kInvalidArgument,
+          "adore keeps the same tokens in every head and rotates them by their index in the list; leave "
+          "out positions and pools of single heads, or choose another retention");
     if (o.rebuild >= kMostMergedRows)
       return error(Code::kInvalidArgument, "a step cannot rebuild %u tokens; it rebuilds at most %u",
                    o.rebuild, kMostMergedRows - 1);

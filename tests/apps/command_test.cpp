@@ -143,8 +143,8 @@ TEST(Command, UsageErrorsExitWithTwoNameTheCulpritAndPointToHelp) {
                 {"run -m x -p a -p b", "--prompt"},
                 {"run -m x -p a -c abc", "--ctx-size"},
                 {"run -m x -p a -n -2", "--predict"},
-                {"run -m x -p a --retention lru", "'lru' is none of none|window|random|locret"},
-                {"run -m x -p a --selection best", "'best' is none of dense|tokenselect|quest"},
+                {"run -m x -p a --retention lru", "'lru' is not one of none|window|random|locret"},
+                {"run -m x -p a --selection best", "'best' is not one of dense|tokenselect|quest"},
                 {"run -m x -p a --mem-budget 64M", "'64M' is not a size"},
                 {"run -m x -p a --mem-budget 0", "'0' is not a size"},
                 {"chat -m x --raw", "unknown flag --raw"},
@@ -532,7 +532,7 @@ TEST(Plan, RefusesABudgetThatIsTooSmallAndSaysHowMuchIsMissing) {
 }
 
 // A note says what "auto" chose; if nothing was chosen, there is none.
-TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
+TEST(Plan, ChoosesARetentionIfTheTextMayNotFit) {
   THIMBLE_NEEDS(kModel);
   const auto note = [](const std::string& flags, const std::string& model = kModel) {
     const Outcome outcome = thimble("plan --tokens-planned 4000 " + flags + " -m " + model);
@@ -580,7 +580,7 @@ TEST(Plan, SaysWhenSelectionSavesNothing) {
   EXPECT_FALSE(contains(dense, "selection saves nothing")) << dense;
 }
 
-TEST(Plan, ReadsByTheLocalWindowWhereReadingSelects) {
+TEST(Plan, ReadsByTheLocalWindowIfReadingSelects) {
   THIMBLE_NEEDS(kModel);
   const auto chunk = [](const std::string& flags) {
     const Outcome outcome = thimble("plan --json --selection tokenselect --select-local 64 " + flags + kM);
@@ -1098,7 +1098,7 @@ TEST(Command, NeverPrintsGeneratedControlCharactersToATerminal) {
       << std::string(shown, static_cast<size_t>(count));
 }
 
-TEST(Run, NamesThePoolThatWasAskedForWhereTheTextDoesNotFit) {
+TEST(Run, NamesThePoolThatWasAskedForIfTheTextDoesNotFit) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile book(std::string(400, 'a') + std::string(400, '1'));
   const Outcome outcome =
@@ -1122,7 +1122,7 @@ TEST(Run, ReadsControlTokensOfADocumentAsText) {
 }
 
 // Base models have no chat template, so they continue text.
-TEST(Run, ContinuesTextWhereTheFileHasNoChatTemplate) {
+TEST(Run, ContinuesTextIfTheFileHasNoChatTemplate) {
   const TemporaryFile model;
   small_model(true).write(model.path());
   const std::string m = " -m " + model.path(), call = "run --json -n 4 -p 'It rained.'" + m;

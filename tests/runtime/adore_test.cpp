@@ -90,7 +90,7 @@ void expect_best(const Reference& reference, const std::vector<int32_t>& candida
     const bool is_protected = i < kFirst || i + kLast >= candidates.size();
     const double score = reference.score(static_cast<uint32_t>(candidates[i]), now);
     if (is_protected)
-      EXPECT_TRUE(stays.contains(candidates[i])) << candidates[i] << " behind token " << now;
+      EXPECT_TRUE(stays.contains(candidates[i])) << candidates[i] << " after token " << now;
     else
       (stays.contains(candidates[i]) ? in : out).push_back(score);
   }
@@ -98,11 +98,11 @@ void expect_best(const Reference& reference, const std::vector<int32_t>& candida
   if (!in.empty() && !out.empty()) {
     EXPECT_GE(*std::min_element(in.begin(), in.end()),
               *std::max_element(out.begin(), out.end()) - 2 * tolerance)
-        << "behind token " << now;
+        << "after token " << now;
   }
 }
 
-TEST(Adore, EqualsDenseAttentionWhereThePoolCoversTheText) {
+TEST(Adore, EqualsDenseAttentionIfThePoolCoversTheText) {
   const SeededModel m = seeded_model();
   for (const uint32_t rebuild : {0u, 5u}) {
     const auto ours = open_session(m.model, adore(m, 300, rebuild)), all = open_session(m.model, dense());
@@ -113,7 +113,7 @@ TEST(Adore, EqualsDenseAttentionWhereThePoolCoversTheText) {
 
 // At every step, all earlier tokens are in the pool or are rebuilt. So the rebuilt entries equal the original
 // ones (invariant 34), and nothing is lost.
-TEST(Adore, EqualsDenseAttentionWherePoolAndRebuiltTokensCoverTheText) {
+TEST(Adore, EqualsDenseAttentionIfPoolAndRebuiltTokensCoverTheText) {
   const Seeded models[] = {{.layers = 3, .kv_heads = 1},
                            {.layers = 3, .kv_heads = 2},
                            {.layers = 3, .kv_heads = 4},
@@ -341,7 +341,7 @@ TEST(Adore, RefusesWhatItCannotDo) {
   o = adore(m, 60);
   o.retention = Retention::kLocret;
   expect(refusal(m, o), "needs the retainer of this model");
-  expect(refusal(windowed, adore(windowed, 60)), "layers that see their last tokens alone");
+  expect(refusal(windowed, adore(windowed, 60)), "layers with a sliding window");
   for (const Selection selection : {Selection::kTokenSelect, Selection::kQuest}) {
     o = adore(m, 60);
     o.selection = selection;
@@ -349,7 +349,7 @@ TEST(Adore, RefusesWhatItCannotDo) {
   }
   o = adore(m, 60);
   o.positions = Positions::kOriginal;
-  expect(refusal(m, o), "numbers them as they are held");
+  expect(refusal(m, o), "rotates them by their index in the list");
   o = adore(m, 60);
   o.keeps = {60, 60, 60, 60};
   expect(refusal(m, o), "leave out positions and pools of single heads");

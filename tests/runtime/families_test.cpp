@@ -122,7 +122,7 @@ SessionOptions adore(const Model& model, uint32_t pool) {
 
 constexpr Selection kSelections[] = {Selection::kTokenSelect, Selection::kQuest};
 
-TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
+TEST_P(Families, EqualDenseIfTheBudgetCoversTheText) {
   const std::vector<float> expected = answer(dense());
   for (const uint32_t chunk : {1u, 7u, 200u}) {
     SessionOptions o = dense();
@@ -286,8 +286,8 @@ TEST_P(Families, FollowAControllerUnlessTheySeeWindowsOrHaveStates) {
     const Status refused = Session::create(model_, cpu(), o).status();
     EXPECT_EQ(refused.code(), Code::kUnsupported);
     EXPECT_EQ(refused.message(),
-              "adore keeps the same tokens in every layer, and this model has layers that see their last "
-              "tokens alone; choose another retention");
+              "adore keeps the same tokens in every layer, and this model has layers with a sliding window; "
+              "choose another retention");
     return;
   }
   expect_close(answer(adore(*model_, 300)), answer(dense()), kRounding);
@@ -307,7 +307,7 @@ TEST_P(Families, FollowAControllerUnlessTheySeeWindowsOrHaveStates) {
 }
 
 // A reading that is interrupted at every progress report ends in the same state as one that is not.
-TEST_P(Families, GoOnWhereTheyWereInterrupted) {
+TEST_P(Families, ContinueAfterAnInterrupt) {
   std::vector<SessionOptions> all = {
       selecting(retaining(Retention::kWindow, kPool), Selection::kTokenSelect, 24),
       selecting(scored(*model_, "locret", kPool), Selection::kQuest, 24), retaining(Retention::kTova, kPool),

@@ -257,7 +257,7 @@ TEST(Gguf, RefusesPartsThatAreNotAllOfOneModel) {
   expect_message(refused({two[0], six_tensors()}), Code::kFormat, "part-2 is a whole model, and 2 files");
   std::vector<GgufWriter> bad = two;
   bad[1].set("split.no", uint16_t{2});
-  expect_message(refused(bad), Code::kFormat, "part-2 says that it is part 3 of 2 of a model");
+  expect_message(refused(bad), Code::kFormat, "part-2 is damaged: it says that it is part 3 of 2 of a model");
   bad = two;
   bad[1].tensor("a", {2}, {1, 2});
   expect_message(refused(bad), Code::kFormat, "tensor 'a' is in part-2 and in another part");

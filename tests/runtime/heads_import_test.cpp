@@ -392,7 +392,7 @@ TEST(HeadsImport, RefusesFoldersThatHoldNoScores) {
                     "where retainers have 'kvzap'");
   }
   folder.write("other/config.json", R"({"model_type": )");
-  expect_sentence(import_heads(*tiny.model, folder / "other", "", folder / "out"), Code::kFormat, "no JSON");
+  expect_sentence(import_heads(*tiny.model, folder / "other", "", folder / "out"), Code::kFormat, "not JSON");
 }
 
 TEST(HeadsImport, OverwritesNothingAndLeavesNothingHalfWritten) {
@@ -445,16 +445,16 @@ TEST(Pickle, RefusesAllNamesExceptThoseOfCheckpointsAndRunsNoCode) {
     for (const bool legacy : {false, true}) {
       const std::string pickle =
           PickleWriter().global(module, name).op("(").text("touch /tmp/x").op("tR").end();
-      expect_sentence(
-          read_torch(legacy ? torch_legacy(pickle, {}, "Float") : zip_of(pickle)).status(),
-          Code::kUnsupported,
-          "asks for '" + std::string(module) + "." + name + "', which holds no tensors; it was not run");
+      expect_sentence(read_torch(legacy ? torch_legacy(pickle, {}, "Float") : zip_of(pickle)).status(),
+                      Code::kUnsupported,
+                      "calls '" + std::string(module) + "." + name +
+                          "', which loading tensors does not need; it was not run");
     }
   const std::string marker = "/tmp/thimble-was-run";
   fs::remove(marker);
   const MappedFile file = std::move(*MappedFile::open(project_file("tests/data/runs-a-command.pt")));
   expect_sentence(read_torch_file({file.data(), file.size()}, "in.pt").status(), Code::kUnsupported,
-                  "asks for 'posix.system'");
+                  "calls 'posix.system'");
   EXPECT_FALSE(fs::exists(marker));
 }
 
@@ -501,7 +501,7 @@ TEST(Pickle, RefusesInvalidPickles) {
       {"a call of text", PickleWriter().text("a").op(")R").end()},
       {"a call of a type", PickleWriter().global("torch", "float32").op(")R").end()},
       {"a call of a storage's type", PickleWriter().global("torch", "FloatStorage").op(")R").end()},
-      {"arguments that are no tuple", PickleWriter().global("collections", "OrderedDict").op("NR").end()},
+      {"arguments that are not a tuple", PickleWriter().global("collections", "OrderedDict").op("NR").end()},
       {"an OrderedDict of arguments", PickleWriter().global("collections", "OrderedDict").op("]\x85R").end()},
       {"a parameter of nothing", PickleWriter().global("torch._utils", "_rebuild_parameter").op(")R").end()},
       {"a tensor of nothing", PickleWriter().global("torch._utils", "_rebuild_tensor_v2").op(")R").end()},
@@ -514,7 +514,7 @@ TEST(Pickle, RefusesInvalidPickles) {
       {"a number of 255 bytes", PickleWriter().op("\x8a\xff").end()},
       {"a name without an end", PickleWriter().op("ctorch").end()},
       {"more elements than the storage", tensor(16, 0, {17}, {1})},
-      {"an offset behind the storage", tensor(16, 17, {0}, {1})},
+      {"an offset past the storage", tensor(16, 17, {0}, {1})},
       {"an offset that makes it too long", tensor(16, 1, {16}, {1})},
       {"a negative offset", tensor(16, -1, {2}, {1})},
       {"a negative shape", tensor(16, 0, {-1}, {1})},

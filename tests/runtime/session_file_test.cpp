@@ -182,8 +182,8 @@ TEST(SessionFile, HoldsEntriesThatAreHeldAndNoMore) {
   const size_t flushed = save(*session).size();
   must(session->feed(seeded_tokens(1032)));
   const size_t many = save(*session).size();
-  // K and V of 8 channels of 2 bytes, and a position, in 2 layers of 2 heads. Nothing is evicted, so there
-  // are no scores.
+  // K and V of 8 channels of 2 bytes, and a position, in 2 layers of 2 heads. Nothing is evicted, so no
+  // scores are stored.
   constexpr size_t kEntry = (2 * 8 * 2 + 4) * 2 * 2;
   EXPECT_EQ(flushed, few + 18 * kEntry + 64 * sizeof(float) - 18 * sizeof(int32_t));
   EXPECT_LT(many, flushed + 1033 * kEntry + 64 * sizeof(int32_t));
@@ -476,7 +476,7 @@ TEST(SessionFile, SaysWhatIsWrong) {
   says(changed(kStream + 44, int32_t{64}), "its logits are invalid");
   says(changed(kStream + 44, int32_t{-2}), "its logits are invalid");
   says(changed(kStream + 72, -1.0), "its statistics are invalid");
-  says(changed(kStream + 136, -1.0f), "its sampler cannot be");
+  says(changed(kStream + 136, -1.0f), "its sampler options are out of range");
   // The body has 155 entries of 16 bytes of keys, as many of values, then positions.
   const size_t positions = end + 8 + 155 * 32;
   says(changed(positions + 4 * 7, int32_t{6}), "its positions do not ascend");
@@ -554,7 +554,7 @@ TEST_F(Files, AreOldOrNewAfterAKillAtAnyMoment) {
   EXPECT_GT(cut, 5) << "no kill met a file that was being written";
 }
 
-TEST_F(Files, StayAsTheyAreWhereTheDiskIsFull) {
+TEST_F(Files, StayAsTheyAreIfTheDiskIsFull) {
   const Pair p;
   const std::string file = path("session");
   must(save_to(*p.session, file));

@@ -106,7 +106,7 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     expect("mix", [](Checked c) { return c.mix; });
     expect("window", [](Checked c) { return c.window; });
     // A model with random weights answers nothing, which the verdict reports.
-    EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
+    EXPECT_NE(trainer->verdict().find("even when nothing is evicted"), std::string::npos)
         << trainer->verdict();
     EXPECT_FALSE(std::filesystem::exists(o.output + ".partial"));
   }
@@ -240,13 +240,13 @@ void expect_judgement(Recall dense, Recall retainer, Recall window, const char* 
 }
 TEST(Judgement, CallsARetainerGoodOnlyIfItBeatsAWindow) {
   const auto expect = expect_judgement;
-  expect({}, {}, {}, "answers 0 % of these questions even when nothing is dropped");
+  expect({}, {}, {}, "answers 0 % of these questions even when nothing is evicted");
   expect({48, 23}, {48, 23}, {48, 0}, "answers 48 % of these questions even");
   expect({48, 24}, {48, 24}, {48, 0}, "keeps what these questions need");
-  expect({48, 48}, {48, 14}, {48, 10}, "no better than a window");
+  expect({48, 48}, {48, 14}, {48, 10}, "not better than a window");
   // Questions that a window answers show nothing.
-  expect({48, 48}, {48, 48}, {48, 44}, "no better than a window");
-  expect({48, 48}, {48, 0}, {48, 10}, "no better than a window");
+  expect({48, 48}, {48, 48}, {48, 44}, "not better than a window");
+  expect({48, 48}, {48, 0}, {48, 10}, "not better than a window");
   expect({48, 48}, {48, 15}, {48, 10}, "beats a window and loses 69 %");
   expect({48, 48}, {48, 43}, {48, 10}, "beats a window and loses 10 %");
   expect({48, 48}, {48, 44}, {48, 10}, "keeps what these questions need");
@@ -286,12 +286,12 @@ TEST(Judgement, OfAModelThatAnswersNothingIsOfProbabilities) {
   const auto expect = [](double retainer, double window, const char* words) {
     expect_judgement({48, 3, 10, -10}, {48, 0, 10, 10 * retainer}, {48, 0, 10, 10 * window}, words);
   };
-  expect(-1.2, -2, "answers 6 % of these questions even when nothing is dropped");
+  expect(-1.2, -2, "answers 6 % of these questions even when nothing is evicted");
   expect(-1.2, -2, "keeps 82 % at an eighth of the memory, a window 37 %. ");
   expect(-1.2, -2, "beats a window and loses 18 % of that probability");
   expect(-1.1, -2, "keeps what these questions need");
-  expect(-2, -2, "no better than a window");
-  expect(-0.9, -0.8, "no better than a window");
+  expect(-2, -2, "not better than a window");
+  expect(-0.9, -0.8, "not better than a window");
 }
 
 // Tests prompts whose lengths differ from a text's, together with a book.
@@ -492,7 +492,7 @@ TEST_F(Training, SaysThatTheFileIsWrittenIfTheCheckFails) {
   EXPECT_EQ(retainer(o.output)->kind, Retainer::Kind::kMlp);
 }
 
-TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
+TEST_F(Training, KeepsRunsOfTheTextsIfMemoryIsShort) {
   TrainingOptions o = options("small");
   o.memory = 1;
   const auto refused = Trainer::create(small.model, cpu(), o);
