@@ -36,9 +36,9 @@ bool ends_between(const Sentence& sentence, std::string_view next) {
   const std::string_view text = sentence.text;
   const size_t last = text.find_last_not_of(kSpace);
   if (last == text.npos) return false;
-  const std::string_view behind = text.substr(last + 1);
-  const bool space = !behind.empty() || kSpace.find(next.front()) != kSpace.npos;
-  if (behind.find('\n') != behind.npos || is_over(text.substr(0, last + 1), space, next)) return true;
+  const std::string_view rest = text.substr(last + 1);
+  const bool space = !rest.empty() || kSpace.find(next.front()) != kSpace.npos;
+  if (rest.find('\n') != rest.npos || is_over(text.substr(0, last + 1), space, next)) return true;
   const bool inside_character = (next.front() & 0xC0) == 0x80;
   return (sentence.count >= kLong && space) || (sentence.count >= kTooLong && !inside_character);
 }

@@ -17,14 +17,14 @@ struct Share {
   uint32_t end(uint32_t items) const { return static_cast<uint32_t>(uint64_t(items) * (index + 1) / of); }
 };
 
-// What an op gets beside its operands: the step's values, the workers, and scratch that is its own until it
-// returns.
+// The arguments of every op in addition to its operands: the step's values, the workers, and scratch memory
+// that it owns until it returns.
 struct Context {
   const StepParams& step;
   std::span<const HeadState> heads;
   ThreadPool& threads;
   std::span<std::byte> scratch;  // as large as needs() said, 64-byte aligned
-  Share share = {};              // all but of ops that can take long (host/parts.cpp)
+  Share share = {};              // everything, except for ops that can take long (host/parts.cpp)
 };
 
 // Calls body(item, worker) for every item of the op's share.

@@ -24,26 +24,26 @@ THIMBLE_OPS(THIMBLE_DECLARE_OP)
 
 // Ops that are launched together.
 
-// `norm`: null, or what makes their x and was not launched before, which takes a program of one row
-// (matvec.h).
+// `norm`: null, or the op that computes their x, which then is not launched by itself. It needs a program of
+// one row (matvec.h).
 void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
             const RmsNorm* norm);
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
 // The three ops of a single token. The linear may be null, and then there is no shared expert.
 void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertLinear*, const SharedExpert&);
-// kv_append of one row, and with it what is given of the others, of which none needs what another writes.
+// kv_append for one row, launched together with ops that do not depend on each other.
 void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
 // Of one row: makes_vectors() holds. The norm may be null; it takes a card of Hopper or later.
 void delta_net(const Launch&, const DeltaNet&, const ShortConv&, const GatedNorm*);
 // Leaves the log-sum-exps to the vote.
 void token_score_before_vote(const Launch&, const TokenScore&);
-// `scored`: null, or what makes the scores of a layer's vote and has left it the log-sum-exps.
+// `scored`: null, or the op that computes the scores of a layer's vote and left it the log-sum-exps.
 void vote(const Launch&, const Vote&, const TokenScore* scored);
-// `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what
-// makes that vote's scores and has left it the log-sum-exps.
+// `vote`: null, or the op that computes its scores and is not launched by itself (can_vote()). `scored`:
+// null, or the op that computes that vote's scores and left it the log-sum-exps.
 void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);
-// Whether top_k can make these votes; makes_votes() holds.
+// Whether top_k can compute these votes; makes_votes() holds.
 bool can_vote(const Launch&, const VoteParams&);
 
 // Whether attention has kernels for such rows, whose values are channels of the keys.

@@ -78,7 +78,7 @@ class Recording {
   const View& counters() const { return counters_; }
   static constexpr uint64_t kCounterBytes = 4096;
 
-  // The code books (backends/codebooks.h), two entries a word: what products and embed read beside weights.
+  // The code books (backends/codebooks.h), two entries a word. Products and embed read them and the weights.
   const View& code_books() const { return code_books_; }
 
   // Floating-point operations that one dispatch may take; an op that needs more cuts its work into several.

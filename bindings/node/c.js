@@ -78,11 +78,11 @@ export const structs = {
       ...fields('uint64_t', 'saturated stored recalled') }),
 };
 
-// $THIMBLE_LIBRARY, else the library beside this file, else what the system's loader finds.
+// $THIMBLE_LIBRARY, else the library next to this file, else the one that the system's loader finds.
 function load() {
   const name = process.platform === 'win32' ? 'libthimble.dll' : 'libthimble.so';
-  const beside = join(dirname(fileURLToPath(import.meta.url)), name);
-  const path = process.env.THIMBLE_LIBRARY || (existsSync(beside) ? beside : name);
+  const local = join(dirname(fileURLToPath(import.meta.url)), name);
+  const path = process.env.THIMBLE_LIBRARY || (existsSync(local) ? local : name);
   let library, abi;
   try {
     library = koffi.load(path);

@@ -117,8 +117,8 @@ void take_shares(SessionOptions& o) {
 
 uint32_t trained_entries(const Model& model, const SessionOptions& o) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
-  const uint32_t beside = std::max(o.chunk, o.local + o.max_new + o.most_recalled()) + again_rows(o);
-  return trained > beside ? trained - beside : 1;
+  const uint32_t others = std::max(o.chunk, o.local + o.max_new + o.most_recalled()) + again_rows(o);
+  return trained > others ? trained - others : 1;
 }
 
 Status SelectionPolicy::add_list_counts(Device& device, const List& list, SelectionStats& stats) {

@@ -84,7 +84,7 @@ TEST(Held, IsAskedOfTheSentenceWithTheRareWords) {
 // "warehouse", three "the", three "of", four "is". Weights are ln(5 / n) squared: 2.59 three times, 0.26
 // twice, 0.05, which is 8.34 in all. The owner's sentence has the most of them, 2.59 + 0.26 + 0.26 + 0.05 =
 // 3.16, which is less than 0.4 of the sum.
-TEST(Held, IsNotAskedWhereNoSentenceStandsOut) {
+TEST(Held, IsNotAskedIfNoSentenceStandsOut) {
   std::vector<std::string> text = kText;
   text.erase(text.begin() + 2);
   EXPECT_FALSE(find_subject(stream(text), kQuestion, {{}}));
@@ -94,7 +94,7 @@ TEST(Held, IsNotAskedWhereNoSentenceStandsOut) {
   EXPECT_FALSE(find_subject(stream(kText), std::string(2000, 'x') + kQuestion, {{}}));
 }
 
-TEST(Held, IsWhatOneHeadHoldsOfIt) {
+TEST(Held, CountsTheTokensOfASentenceThatAHeadHolds) {
   const auto held = [](const std::vector<std::vector<int32_t>>& heads) {
     return find_subject(stream(kText), kQuestion, heads).value();
   };

@@ -17,7 +17,7 @@ History answered(int32_t tokens, bool cut = false) {
   return history;
 }
 
-TEST(ServeHistory, AConversationGoesOnBehindItsAnswer) {
+TEST(ServeHistory, AConversationContinuesAfterItsAnswer) {
   const Prompt next =
       prompt_of({message("user", "a"), message("assistant", " b\n"), message("user", "c")}, 30);
   const Reuse reuse = answered(5, true).find(next);
@@ -89,7 +89,7 @@ TEST(ServeHistory, ACallIsTheSameWithItsArgumentsInAnotherOrder) {
   }
 }
 
-TEST(ServeHistory, ATextIsTakenUpWhereAChunkEndsInBothReadings) {
+TEST(ServeHistory, ATextContinuesAtTheEndOfAChunkOfBothReadings) {
   // A prompt is read in whole chunks while more than chunk + local tokens wait: three chunks for 34 tokens.
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 34);
@@ -109,7 +109,7 @@ TEST(ServeHistory, ATextIsTakenUpWhereAChunkEndsInBothReadings) {
   EXPECT_EQ(history.find(other).position, 0u);
 }
 
-TEST(ServeHistory, AnAnswerIsNoPartOfTheTextThatIsTakenUp) {
+TEST(ServeHistory, AnAnswerIsNotPartOfTheTextThatIsContinued) {
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 12);
   history.add_prompt(first.ids.data(), first.ids.size());

@@ -192,7 +192,7 @@ TEST(ServeTools, TheSchemaOfACallHasThoseOfItsTools) {
   EXPECT_EQ(call_schema(tools, "", false)["anyOf"][1]["properties"]["arguments"], Json({{"type", "object"}}));
 }
 
-TEST(ServeTools, AreTextWhereTheTemplateHasNone) {
+TEST(ServeTools, AreTextIfTheTemplateHasNone) {
   const Json call = {{"type", "function"}, {"function", {{"name", "add"}, {"arguments", {{"a", 1}}}}}};
   const Json messages = Json::array({{{"role", "system"}, {"content", "Be brief."}},
                                      {{"role", "user"}, {"content", "1+2?"}},
@@ -231,7 +231,7 @@ TEST(ServeTools, ThePlaceOfAnAnswerIsKnown) {
   EXPECT_EQ(place("a <tool_call>"), Place::kCall);
   EXPECT_EQ(place("<tool_call>\n"), Place::kCall);
   EXPECT_EQ(place("<tool_call>{"), Place::kInside);
-  EXPECT_EQ(place("<|tool_call_start|>"), Place::kInside);  // whose calls are no JSON
+  EXPECT_EQ(place("<|tool_call_start|>"), Place::kInside);  // whose calls are not JSON
   const Opening thought = opening_of("<|im_start|>assistant\n<think>\n");
   EXPECT_EQ(place("", thought), Place::kBefore);
   EXPECT_EQ(place("a</think>", thought), Place::kStart);
@@ -544,7 +544,7 @@ TEST(ServeAnthropic, AMarkNamesTheMessageThatItsBlockBecomes) {
   EXPECT_EQ(marked, (std::vector<std::string>{"result", "four"}));
 }
 
-TEST(ServeOpenAi, GoesOnWithTheLastMessageWhereItIsToldTo) {
+TEST(ServeOpenAi, GoesOnWithTheLastMessageIfItIsToldTo) {
   const std::string kMessages =
       R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
   EXPECT_TRUE(read_chat_completion(parse_object(kMessages + "}")).task.begun.is_null());
@@ -626,7 +626,7 @@ TEST(ServeOpenAi, WritesCallsOfTools) {
   EXPECT_NE(plain->end(Ending::kEnd, "", {}).find(R"("content":"<tool_call>")"), std::string::npos);
 }
 
-TEST(ServeTools, OneCallIsMadeWhereNoMoreIsWanted) {
+TEST(ServeTools, OneCallIsMadeIfNoMoreIsWanted) {
   const std::string kTools = R"("tools":[{"type":"function","function":{"name":"add"}}])";
   const std::string kUse =
       R"({"max_tokens":9,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"add"}])";

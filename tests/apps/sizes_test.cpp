@@ -22,7 +22,7 @@ TEST(Sizes, IgnoresCaseAndOneBlankBeforeTheUnit) {
   EXPECT_EQ(parse_size("64 MiB"), uint64_t{64} << 20);
 }
 
-TEST(Sizes, RefusesWhatIsNoSize) {
+TEST(Sizes, RefusesOtherText) {
   for (const char* text : {"", "MiB", "64M", "64G", "64Mi", "-1", "-1MiB", "+1", "1.5", "1.5B", "1..5GiB",
                            "1e9", "0x10", "0", "0GiB", "64MiB extra", "64 M i B", "nan", "99999999999TiB"}) {
     EXPECT_FALSE(parse_size(text).has_value()) << text;

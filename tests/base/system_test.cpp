@@ -124,7 +124,7 @@ TEST(Cgroup, Version1LimitsMemory) {
 constexpr uint64_t kHuge = 2 << 20, kPage = 4096;
 
 // "hg" means that huge pages were requested for this mapping.
-TEST(Pages, RequestHugePagesWhereWholeOnesFit) {
+TEST(Pages, RequestHugePagesIfWholeOnesFit) {
   Pages pages = std::move(*Pages::allocate(3 * kHuge + kPage));
   EXPECT_FALSE(has_flag(pages.data(), "hg"));
   pages.prefer_huge();

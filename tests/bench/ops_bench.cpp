@@ -5,8 +5,8 @@
 // many times, over enough operands that no cache holds what a model would read anew: every layer has its own
 // weights and pool, but passes the same activations on. The time is the median submit and wait, divided by
 // the number of ops. `--small` divides rows and entries by 64, so that a processor can run them all. The rate
-// is what the op must move or multiply at least, counted below, by that time; what a device reaches beside
-// its measured bandwidth is how good the op is.
+// is what the op must move or multiply at least, counted below, by that time; its share of
+// the device's measured bandwidth says how good the op is.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -112,7 +112,7 @@ class Operands {
       for (uint32_t i = 0; i < head.capacity; ++i) all.push_back(static_cast<int32_t>(i));
     return of(all);
   }
-  // A rope table of the right size; the angles are no model's.
+  // A rope table of the right size; the angles are not those of a model.
   View rope(uint32_t positions, uint32_t head_dim) {
     return floats((65 + uint64_t(positions) / 64) * head_dim, -0.7f, 0.7f);
   }
@@ -322,7 +322,7 @@ ModelShape model_shape(const Attending& a = kLlama) {
           .d_ff = kFf,
           .vocab = kVocab};
 }
-// Heads that hold so many entries each, run behind run, with room for `room` more.
+// Heads that hold so many entries each, with room for `room` more. Their runs follow each other.
 std::vector<HeadState> runs(const std::vector<uint32_t>& entries, uint32_t room) {
   std::vector<HeadState> heads;
   uint32_t first = 0;
@@ -1014,7 +1014,7 @@ void reading_cases(Bench& b, std::vector<Case>& cases) {
                      w.bytes = 4.0 * kLlama.kv_heads * (llama.entries + keep);
                      return w;
                    }});
-  // The pages that an eviction leaves, and those of a token: of each head the one that it lies in.
+  // The pages that an eviction leaves, and those of a token: the page of each head that contains it.
   constexpr uint32_t kPage = 16;
   const uint32_t entries = b.entries(131072) / kPage * kPage + kPage - 1;  // the last page is open
   for (const bool all : {true, false})
@@ -1061,8 +1061,8 @@ struct Chain {
   View q, table, scores, lse, votes, y;
   DType k_type, v_type;
 
-  // `entries`: of each head with the `rows` of the step, which lie in the chunk buffer where there are
-  // several.
+  // `entries`: of each head with the `rows` of the step, which are in the chunk buffer if there are several.
+  // (One row is in the pool.)
   Chain(const Bench& b, Operands& o, const Attending& attending, const std::vector<uint32_t>& entries,
         uint32_t rows, uint32_t vote_scope, const Selecting& s, DType keys = DType::kF16,
         DType values = DType::kF16)

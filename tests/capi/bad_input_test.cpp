@@ -80,7 +80,7 @@ TEST(BadModel, HasAPathThatCannotBeRead) {
   std::filesystem::remove(locked);
 }
 
-TEST(BadModel, LiesInMemoryThatIsNotAligned) {
+TEST(BadModel, IsRefusedInMemoryThatIsNotAligned) {
   FileBytes bytes = small_model().bytes();
   bytes.insert(bytes.begin(), std::byte{0});
   Error e;

@@ -50,7 +50,7 @@ TEST_F(Training, IsRefusedForWhatItCannotDo) {
   expect_refusal(THIMBLE_INVALID_ARGUMENT, "options.kind");
   options.kind = "sink";
   options.target = "max_logit";
-  expect_refusal(THIMBLE_UNSUPPORTED, "share of 1");
+  expect_refusal(THIMBLE_UNSUPPORTED, "is not a share");
   options.kind = "mlp";
   options.target = "guess";
   expect_refusal(THIMBLE_INVALID_ARGUMENT, "options.target");

@@ -51,7 +51,7 @@ TEST_P(Cuda, RefusesACardThatIsNotThere) {
             Code::kInvalidArgument);
 }
 
-// What a session and its clone hold of the card beside the context, and that running takes nothing more.
+// A session and its clone take no more of the card than planned, without the context. Running takes no more.
 TEST_P(Cuda, HoldsNoMoreThanPlannedAndAllocatesNothingLater) {
   const SeededModel deep = seeded_model({.layers = 40});
   const auto demo =
@@ -73,7 +73,7 @@ TEST_P(Cuda, HoldsNoMoreThanPlannedAndAllocatesNothingLater) {
     const MemoryPlan& plan = session->plan();
     const uint64_t arenas = plan.weights + plan.pool + plan.view + plan.workspace,
                    held = before - free_bytes();
-    std::printf("%u layers: %.1f MiB beside the arenas, planned %.1f\n", m.model->shape.layers,
+    std::printf("%u layers: %.1f MiB in addition to the arenas, planned %.1f\n", m.model->shape.layers,
                 (double(held) - double(arenas)) / (1 << 20), double(plan.programs) / (1 << 20));
     EXPECT_LE(held, arenas + plan.programs);
     // What the session counts of the card: all but its part of the context and the host's, of which the plan

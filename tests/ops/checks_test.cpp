@@ -628,7 +628,7 @@ const Case kCases[] = {
                          {.heads = kHeads, .group = kGroup, .head_dim = kDim, .rows = 1, .rope = kRope}};
      },
      equal(0)},
-    {"query_score of the last query behind a chunk", kRows,
+    {"query_score of the last query after a chunk", kRows,
      [](Operands& o) -> Op {
        return QueryScore{o(kQueries * kDim),
                          o.keys(kEntries),

@@ -208,7 +208,7 @@ class DenseOps : public OpTest {
         ASSERT_NEAR(got[size_t(r) * y_stride + i], p.sum, c.whole ? 0 : p.tolerance)
             << "at " << r << ", " << i;
       }
-      ASSERT_TRUE(is_poison(got, size_t(r) * y_stride + cols, c.y_slack)) << "wrote behind row " << r;
+      ASSERT_TRUE(is_poison(got, size_t(r) * y_stride + cols, c.y_slack)) << "wrote past row " << r;
     }
     if (GetParam() == "cpu") {  // other devices may compute rows beyond n_rows, which are never read
       ASSERT_TRUE(is_poison(got, size_t(rows) * y_stride, size_t(max_rows - rows) * y_stride));
@@ -372,7 +372,7 @@ TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersNextToLargeOnes) {
   for (const DType type : {DType::kQ4_K, DType::kQ5_K, DType::kQ6_K}) {
     const Matrix w = picking_matrix(type, cols, n, column_of);
     for (const float special : {0.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
-      SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", beside " << special);
+      SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", next to " << special);
       clear();
       std::vector<float> x(n), largest(n / kNeighbours);
       for (uint32_t i = 0; i < n; ++i) {

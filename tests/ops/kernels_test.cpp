@@ -55,7 +55,7 @@ TEST_F(KernelSets, MultiplyPackedPanels) {
                   << k->name << ", " << rows << " rows, " << cols << " columns of " << n << ", at " << r
                   << ", " << c;
             }
-            ASSERT_EQ(y[size_t(r) * (cols + 1) + cols], 5.0f) << k->name << " wrote behind a row";
+            ASSERT_EQ(y[size_t(r) * (cols + 1) + cols], 5.0f) << k->name << " wrote past a row";
           }
         }
 }

@@ -358,7 +358,7 @@ TEST_P(KvFormats, RoundToNearestWithinTheirRange) {
   }
 }
 
-TEST_P(KvFormats, AreRefusedWhereAnOpLacksThem) {
+TEST_P(KvFormats, AreRefusedIfAnOpLacksThem) {
   constexpr uint32_t kDim = 72;
   const KvArray halves{View(), DType::kF16}, brains{View(), DType::kBF16}, blocks{View(), DType::kQ8_0},
       others{View(), DType::kQ4_1};

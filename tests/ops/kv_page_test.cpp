@@ -224,7 +224,7 @@ TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
       for (uint32_t p = 0; p < capacity; ++p) {
         const size_t at = size_t(h) * capacity + p;
         if (p < n_init || p >= n - n_local) {
-          ASSERT_TRUE(is_poison(got, at, 1)) << "page " << p << " is no candidate";
+          ASSERT_TRUE(is_poison(got, at, 1)) << "page " << p << " is not a candidate";
           continue;
         }
         const size_t from = (size_t(first_page(pool.heads, head, c.page)) + p) * 2 * c.dh;
@@ -253,7 +253,7 @@ TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
 // dh products and dh - 1 additions in any order, and the scale: (dh + 1) 2^-24 of the sum of |q_c|
 // max(|lo_c|, |hi_c|), to first order; one more covers the second order. The products here are in double: dh
 // 2^-53 of the same.
-TEST_P(KvPages, ScoreIsNoSmallerThanAnyKeysProduct) {
+TEST_P(KvPages, ScoreIsAtLeastEveryKeysProduct) {
   constexpr uint32_t kDim = 64, kHeads = 4, kGroup = 2, kHeld = 65536;  // 4 kinds of 4 heads: 1,048,576 keys
   Random random;
   for (const uint32_t kind : {0u, 1u, 2u, 3u})

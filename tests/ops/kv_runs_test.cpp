@@ -290,7 +290,7 @@ TEST_P(KvRuns, ScoresVotesAndListsEachHeadsOwnMiddle) {
         for (uint32_t i = 0; i < capacity; ++i) {
           const size_t at = size_t(h) * capacity + i;
           if (i < n_init || i >= end) {
-            ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is no candidate";
+            ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is not a candidate";
             continue;
           }
           // As in kv_many_entries_test.

@@ -309,7 +309,7 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
       for (uint32_t i = 0; i < capacity; ++i) {
         const uint32_t at = h * capacity + i;
         if (i < n_init || i >= end) {
-          ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is no candidate";
+          ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is not a candidate";
           continue;
         }
         auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
@@ -415,7 +415,7 @@ TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
   EXPECT_NEAR(get<float>(lse)[3], std::log(32.0), 0x1p-21);
 }
 
-TEST_P(KvSelection, LayerVotesMeetWhereHeadsHoldTheSamePosition) {
+TEST_P(KvSelection, LayerVotesAddUpForHeadsThatHoldTheSamePosition) {
   Random random;
   const uint32_t heads = 3, group = 2, entries = 400, capacity = 410, rows = 3, n = entries + rows;
   const StepParams step{.n_rows = rows, .position = 2000, .n_init = 4, .n_local = 30, .select_k = 50};

@@ -375,15 +375,15 @@ class OpTest : public ::testing::TestWithParam<std::string> {
         ASSERT_EQ(now[b], kGuard) << "operand " << i << " was written " << kGuardBytes - b
                                   << " bytes before its start";
         ASSERT_EQ(now[kGuardBytes + o.view.bytes + b], kGuard)
-            << "operand " << i << " was written " << b << " bytes behind its end";
+            << "operand " << i << " was written " << b << " bytes past its end";
       }
       const bool changed =
           o.view.bytes && std::memcmp(now.data() + kGuardBytes, o.bytes.data(), o.view.bytes) != 0;
       ASSERT_TRUE(o.may_change || !changed) << "operand " << i << " is an input and was written";
     }
-    std::vector<std::byte> behind(64);
-    ASSERT_TRUE(device_->read(behind.data(), {workspace_.get(), scratch_bytes_, 64}).ok());
-    for (std::byte b : behind) ASSERT_EQ(b, kPoison) << "scratch was written behind its end";
+    std::vector<std::byte> after(64);
+    ASSERT_TRUE(device_->read(after.data(), {workspace_.get(), scratch_bytes_, 64}).ok());
+    for (std::byte b : after) ASSERT_EQ(b, kPoison) << "scratch was written past its end";
   }
 
   std::shared_ptr<Device> device_;

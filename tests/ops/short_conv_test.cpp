@@ -11,7 +11,7 @@ constexpr uint32_t kBehind = 5;  // floats of another state, which follows the t
 
 class ShortConvs : public OpTest {
  protected:
-  // What the op has beside x and w. As in lfm2, qwen35, and a mamba layer.
+  // The operands in addition to x and w, as in lfm2, qwen35, and a mamba layer.
   struct Kind {
     bool times, gate, silu, bias;
   };

@@ -3,7 +3,7 @@
 
 KVzip+ (Jegou and Jeblick, KVzap): text, instruction and text are one sequence. Of its causal softmax A the rows of the second
 copy count, a = A[h][p][t] / |x_p| |Wo_h v_t|, x being what W_q reads; the label of the text's token t is ln max a over the
-heads of a group and those rows. KVzip (Kim et al.): each chunk of the text is repeated by itself behind the whole text; the
+heads of a group and those rows. KVzip (Kim et al.): each chunk of the text is repeated by itself after the whole text; the
 softmax is over the first tokens, the chunk and the repetition alone, and all its rows count; the label is ln max.
 """
 import json, os

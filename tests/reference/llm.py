@@ -107,7 +107,7 @@ def rope(g, arch, n_rot, context):
     freq, factor = base ** (-np.arange(0, n_rot, 2) / n_rot), get("scaling.attn_factor", 1.0)
     kind, scale = get("scaling.type", "none"), get("scaling.factor", 1.0)
     if kind == "linear": freq = freq / scale
-    if kind == "yarn":  # fast channels turn as trained, slow ones are interpolated, a ramp lies between
+    if kind == "yarn":  # fast channels turn as trained, slow ones are interpolated, with a ramp between them
         own = (lambda key, default: get("scaling.yarn_" + key, default)) if arch == "mistral3" else lambda key, default: default
         channel = lambda turns: n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
         low, high = max(0, math.floor(channel(own("beta_fast", 32)))), min(n_rot - 1, math.ceil(channel(own("beta_slow", 1))))
@@ -199,7 +199,7 @@ class Model:
         swiglu = lambda x, gate, up, down: (silu(x @ gate.T) * (x @ up.T)) @ down.T
         if b["ffn_gate_inp"] is None: return swiglu(x, b["ffn_gate"], b["ffn_up"], b["ffn_down"])
         likes, y = x @ b["ffn_gate_inp"].T, np.zeros_like(x)
-        for row, like in enumerate(likes):  # the softmax of the chosen alone is that of all, divided by its sum over the chosen
+        for row, like in enumerate(likes):  # the softmax over the chosen ones equals the softmax over all, divided by its sum over the chosen
             best = np.argsort(-like, kind="stable")[:self.chosen]
             share = np.exp(like[best] - like[best[0]])
             for e, w in zip(best, share / share.sum()):

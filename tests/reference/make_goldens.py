@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the goldens beside it: tiny models with seeded weights and what llm.py says they and the demo model answer.
+"""Writes the goldens in this folder: tiny models with seeded weights, and their answers and the demo model's by llm.py.
 
     make_goldens.py            rewrites tiny-*.gguf, models.json, policies.json (numpy alone; half a minute)
 
@@ -154,7 +154,7 @@ def write_tiny_models():
     part = slow[:6]
     tiny("tiny-phi4-mini.gguf", "phi3", divide={"rope_factors_long.weight": 1 + 15 * part, "rope_factors_short.weight": 1 + part}, tied=True,
          **small, **scaled("longrope", **{"rope.scaling.attn_factor": 1.19, "rope.dimension_count": 12, "attention.sliding_window": 16}))
-    # The ramp lies elsewhere than in other families, and the magnitude is another.
+    # The ramp begins elsewhere than in other families, and the magnitude differs.
     ramp = {"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5, "rope.scaling.yarn_log_multiplier": 0.5}
     tiny("tiny-mistral3.gguf", "mistral3", 3, 32, 2, 1, 32, 64, [F16, Q8_0, Q4_0], **scaled("yarn", **ramp))
     # As Ministral 3: queries grow, at positions 64 and 128 of these texts.
@@ -214,7 +214,7 @@ def book_ids(m, count):
 
 
 def policies():
-    """What float32 may decide otherwise is listed as `close`: positions whose score or vote lies within four times the
+    """Float32 may decide otherwise for the positions that are listed as `close`: their score or vote is within four times the
     largest error of float32 from the threshold (architecture, "Numbers and exactness")."""
     path, heads = (os.path.join(MODELS, "thimble-demo-28m" + end) for end in ("-q8_0.gguf", ".locret.gguf"))
     exact, rough, _ = variants(path, heads)  # unrounded, it would keep others; eight times is enough for so many values

@@ -202,7 +202,7 @@ BROKEN_PART = "\U0010ffff"  # a character of no class
 
 
 def characters(raw):
-    """[(character, its bytes)]. Of what is no UTF-8, as much as could begin a character is one."""
+    """[(character, its bytes)]. Of invalid UTF-8, the longest beginning of a character counts as one."""
     parts = []
     def handler(error):
         parts.append(raw[error.start:error.end])

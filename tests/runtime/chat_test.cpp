@@ -107,7 +107,7 @@ TEST(Chat, RecognisesTemplatesByTheirMarks) {
   }
 }
 
-TEST(Chat, NamesTheFormatsWhereATemplateIsUnknown) {
+TEST(Chat, NamesTheFormatsIfATemplateIsUnknown) {
   for (const char* text : {"", "{{ message }}", "{{ bos_token }}<start_of_turn>user", "[SYSTEM_PROMPT][INST]",
                            "{{ '<|user|>\n' + message['content'] + '\n' }}{{ '<|assistant|>\n' + "
                            "message['content'] + eos_token }}"}) {

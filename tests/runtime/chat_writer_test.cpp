@@ -326,7 +326,7 @@ TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
   }
 }
 
-TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
+TEST(ChatWriter, RefusesToContinueIfNothingCanFollow) {
   const Marks marks(false);
   Conversation c;
   c.messages = {{"user", "Why?"}};

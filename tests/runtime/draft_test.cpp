@@ -379,7 +379,7 @@ TEST(Drafts, DoNotCountNumbersOfRowsThatAreLeft) {
   EXPECT_GT(must(plain->stats()).saturated, before);
 }
 
-TEST(Drafts, AreRefusedWhereEveryTokenNeedsAStep) {
+TEST(Drafts, AreRefusedIfEveryTokenNeedsAStep) {
   const SeededModel m = seeded_model();
   for_policies(m, [&](const SessionOptions& o) {
     const auto session = Session::create(m.model, cpu(), with_drafts(o));

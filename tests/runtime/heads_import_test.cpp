@@ -541,7 +541,7 @@ TEST(Pickle, RefusesInvalidPickles) {
 TEST(Pickle, BoundsDepthNumberAndInstructions) {
   const std::string zero("q\0", 2), get("h\0", 2);
   expect_sentence(read_torch(zip_of(PickleWriter().op("]").op(zero).op(get).op("a").end())).status(),
-                  Code::kUnsupported, "nested more deeply");
+                  Code::kUnsupported, "deeper nested ones");
   // Eight levels of tuples, each with ten references to the level before: 10^8 elements from a few hundred
   // instructions.
   PickleWriter wide;
@@ -556,7 +556,7 @@ TEST(Pickle, BoundsDepthNumberAndInstructions) {
                   Code::kUnsupported, "holds more");
   const std::string long_key(300, 'k');
   expect_sentence(read_torch(zip_of(PickleWriter().op("}").text(long_key).op("Ns").end())).status(),
-                  Code::kUnsupported, "nested more deeply");
+                  Code::kUnsupported, "deeper nested ones");
   expect_sentence(read_torch(zip_of(PickleWriter().op(std::string(1 << 21, 'N')).end())).status(),
                   Code::kUnsupported, "more than 1048576 instructions");
 }

@@ -170,7 +170,7 @@ std::vector<std::string> device_names() {
 INSTANTIATE_TEST_SUITE_P(On, KeptOnDevice, ::testing::ValuesIn(device_names()), device_test_name);
 
 // On a device with its own memory, the host reads copies.
-TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
+TEST(KeptByPosition, IsTheSameIfTheHostReadsCopies) {
   for (const auto& [name, options] : cases(plain())) {
     SCOPED_TRACE(name);
     const auto copies = std::make_shared<SpyDevice>(cpu());

@@ -39,7 +39,7 @@ TEST(KvTypes, AreWhatTheOptionsSay) {
   EXPECT_EQ(finer_layers(*m.model, with({}, kQ4, kQ8)), 0u);
 }
 
-TEST(KvTypes, StayF16WhereRowsAreNoWholeBlocks) {
+TEST(KvTypes, StayF16IfRowsAreNotWholeBlocks) {
   Seeded s;
   s.head_dim = 48;
   const SeededModel m = seeded_model(s);
@@ -48,7 +48,7 @@ TEST(KvTypes, StayF16WhereRowsAreNoWholeBlocks) {
   EXPECT_EQ(finer_layers(*m.model, {}), 0u);
 }
 
-TEST(KvTypes, StayQ8WhereFewLayersSeeTheWholeText) {
+TEST(KvTypes, StayQ8IfFewLayersSeeTheWholeText) {
   Seeded s = wide();
   s.layers = 4;
   s.window = 16;
@@ -62,7 +62,7 @@ TEST(KvTypes, StayQ8WhereFewLayersSeeTheWholeText) {
   EXPECT_EQ(finer_layers(*m.model, with({}, kQ8, kQ4)), 2u);
 }
 
-TEST(KvTypes, KeepMoreBitsWhereKeysHaveABias) {
+TEST(KvTypes, KeepMoreBitsIfKeysHaveABias) {
   Seeded s = wide();
   s.more = [](GgufWriter& w) {
     for (const char* name : {"attn_q", "attn_k", "attn_v"}) {
@@ -83,7 +83,7 @@ TEST(KvTypes, KeepMoreBitsWhereKeysHaveABias) {
 }
 
 // Runs that move between layers are parts of one array, which has one format.
-TEST(KvTypes, AreAlikeWhereLayersShareOnePool) {
+TEST(KvTypes, AreAlikeIfLayersShareOnePool) {
   Seeded s = wide({.shares = {0.25f, 0.25f, 2.9f, 0.6f}});
   const auto plan = [](const SeededModel& m, KvFormat keys) {
     SessionOptions o = retaining(m, Retention::kLocret);
@@ -181,7 +181,7 @@ TEST(KvTypes, AreAsFarFromF16AsTheirBits) {
 }
 
 // A pool as large as the text makes every policy dense attention in the same format.
-TEST(KvTypes, EqualDenseAttentionWhereTheBudgetCoversTheText) {
+TEST(KvTypes, EqualDenseAttentionIfTheBudgetCoversTheText) {
   const SeededModel m = seeded_model(wide());
   for (const Pair& pair : kPairs) {
     SessionOptions dense = with({.pool = 256, .chunk = 32, .max_new = 32}, pair);

@@ -36,12 +36,12 @@ SeededModel without(const char* name) {
   }});
 }
 
-TEST(Mix, GoesByTrainedScoresWhereKeysAreAllAlike) {
+TEST(Mix, RanksByTrainedScoresIfAllKeysAreAlike) {
   const SeededModel m = without("attn_k.");
   EXPECT_EQ(kept_of(m, options(m, Retention::kMix)), kept_of(m, options(m, Retention::kLocret)));
 }
 
-TEST(Mix, GoesByKeysWhereTrainedScoresAreAllAlike) {
+TEST(Mix, RanksByKeysIfAllTrainedScoresAreAlike) {
   const SeededModel m = without("locret_fc2");
   EXPECT_EQ(kept_of(m, options(m, Retention::kMix)), kept_of(m, options(m, Retention::kKeyDiff)));
 }

@@ -362,7 +362,7 @@ TEST(Model, RefusesExpertsOfFamiliesWhoseStepHasNone) {
   EXPECT_TRUE(Lent(tiny_model("gemma3").set("gemma3.expert_count", 0u)).ok());
 }
 
-TEST(Model, TakesTheWidthOfExpertsForThatOfAllWhereAFileGivesNoOther) {
+TEST(Model, TakesTheWidthOfExpertsIfAFileGivesNoOther) {
   for (const char* architecture : {"qwen3moe", "gpt-oss"}) {
     const std::string a = architecture, width = a + ".expert_feed_forward_length";
     GgufWriter w = tiny_model(a);
@@ -837,7 +837,7 @@ TEST(Model, KnowsItsFurtherChatTemplatesByName) {
       << unknown.message();
 }
 
-TEST(Model, TakesTheChatTemplateNamedDefaultWhereNoneIsNameless) {
+TEST(Model, TakesTheChatTemplateNamedDefaultIfNoneIsNameless) {
   GgufWriter w;
   w.set("general.architecture", "falcon")
       .set("tokenizer.chat_template.default", "d: {{ messages[0].content }}");
@@ -1115,7 +1115,7 @@ Result<std::shared_ptr<const Retainer>> open_heads(const Model& model, const Fil
   return model.open_retainer(lend(bytes), "h.gguf");
 }
 
-TEST(Heads, AreReadWhereTheyBelong) {
+TEST(Heads, OfEachKindHaveTheirPlaceInTheFile) {
   const Lent m(tiny_model("qwen2"));
   ASSERT_TRUE(m.ok());
   GgufWriter w = tiny_heads("qwen2");

@@ -36,7 +36,7 @@ TEST(Placement, GivesTheSameBitsAsReadingTheFile) {
   EXPECT_EQ(accept(*here, 7), accept(*there, 7));
 }
 
-TEST(Placement, TakesSeveralBuffersWhereOneWouldBeTooLarge) {
+TEST(Placement, TakesSeveralBuffersIfOneWouldBeTooLarge) {
   const SeededModel m = seeded_model();
   const auto tokens = seeded_tokens(200);
   const auto whole = discrete(), pieces = discrete();

@@ -85,14 +85,14 @@ SeededModel scored_model(std::vector<float> scores) {
 
 // ---- all policies ----
 
-TEST(Policies, HaveAHostControlWhereTheirRowScoresOnTheHost) {
+TEST(Policies, HaveAHostControlIfTheirRowScoresOnTheHost) {
   for (int32_t i = 0; const char* name = policy_name(Retention(i)); ++i)
     EXPECT_EQ(Policies({.retention = Retention(i)}).host() != nullptr,
               traits(Retention(i)).scored == Scored::kOnHost)
         << name;
 }
 
-TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
+TEST(Policies, EqualDenseAttentionIfTheBudgetCoversTheText) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> tokens = seeded_tokens(150), more = seeded_tokens(8, 64, 8);
   const auto run = [&](const SessionOptions& o) {
@@ -240,7 +240,7 @@ TEST(Policies, CountWhatIsBeyondTheRangeOfHalves) {
   }
 }
 
-TEST(Policies, GiveTheSameBitsWhereverThePoolIsStored) {
+TEST(Policies, GiveTheSameBitsForEveryPlaceOfThePool) {
   const SeededModel m = seeded_model();
   const std::vector<int32_t> tokens = seeded_tokens(200);
   for (const VoteScope vote : {VoteScope::kLayer, VoteScope::kGroup}) {
@@ -357,7 +357,7 @@ TEST(Locret, GivesTiesToTheLaterPosition) {
   EXPECT_EQ(kept(*session)[0][0], (std::vector<int32_t>{7, 8, 9, 10, 11}));
 }
 
-TEST(Locret, ProtectsTheFirstEntriesWhereAsked) {
+TEST(Locret, ProtectsTheFirstEntriesIfAsked) {
   const SeededModel m = scored_model({0, 0, 4, 2, 9, 0, 3, 8, 1, 0});
   SessionOptions o = locret(m, 5, 3, 2, 1);
   o.protect_init = 2;

@@ -134,7 +134,7 @@ void expect_choice(Followed& f, const Kept& before) {
   }
 }
 
-TEST(Quest, EqualsDenseAttentionWhereThePagesCoverTheText) {
+TEST(Quest, EqualsDenseAttentionIfThePagesCoverTheText) {
   const std::vector<int32_t> text = seeded_tokens(150);
   SessionOptions dense{.pool = 300, .chunk = 32, .max_new = 64, .positions = Positions::kOriginal};
   const auto reference = open_session(model().model, dense);
@@ -243,7 +243,7 @@ TEST(Quest, RefusesWhatContradictsIt) {
 }
 
 // If heads share a pool, their runs move as a text grows, also while tokens are generated.
-TEST(Quest, BoundsArePlacedAnewWhereRunsMove) {
+TEST(Quest, BoundsArePlacedAnewWhenRunsMove) {
   const SeededModel m = seeded_model({.shares = {0.25f, 0.25f, 2.9f, 0.6f}});
   SessionOptions o = over_heads(quest(0));
   o.retainer = m.retainer;

@@ -545,7 +545,7 @@ TEST(Recalled, RefusesWhatCannotBe) {
   };
   SessionOptions o = with_store(48);
   o.recall_mem = 0;
-  EXPECT_NE(refusal(o).find("give the store its size"), std::string::npos);
+  EXPECT_NE(refusal(o).find("give the store a size"), std::string::npos);
   o = with_store(48);
   o.recall_mem = 1000;
   EXPECT_NE(refusal(o).find("has no room for a page of each head"), std::string::npos);

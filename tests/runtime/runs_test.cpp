@@ -205,7 +205,7 @@ TEST(UnequalRuns, AnswerAsTheReferenceDoes) {
 }
 
 // Short runs fill up first. Then all runs are evicted from, if they hold more than they keep.
-TEST(UnequalRuns, MakeRoomWhereAnyIsFull) {
+TEST(UnequalRuns, MakeRoomIfAnyIsFull) {
   for (const Retention retention : kRetentions) {
     SCOPED_TRACE(policy_name(retention));
     SessionOptions o = retaining(retention);
@@ -241,7 +241,7 @@ TEST(UnequalRuns, ThatAreEqualGiveTheBitsOfAPool) {
     }
 }
 
-TEST(UnequalRuns, EqualDenseAttentionWhereEachCoversTheText) {
+TEST(UnequalRuns, EqualDenseAttentionIfEachCoversTheText) {
   const std::vector<int32_t> text = seeded_tokens(150);
   const auto dense = open_session(model().model, {.pool = 400, .chunk = kChunk});
   const std::vector<float> first = read(*dense, text), second = accept(*dense, 3);
@@ -295,7 +295,7 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
             (std::vector<uint32_t>{64, 64, 4 * 1000 - 3 * 64, 64}));
 }
 
-TEST(UnequalRuns, AreRefusedWhereTheyContradictWhatIsAsked) {
+TEST(UnequalRuns, AreRefusedIfTheyContradictOtherOptions) {
   const auto refused = [](SessionOptions o, const char* part) {
     const Status status = make_plan(*model().model, *cpu(), o).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
@@ -310,7 +310,7 @@ TEST(UnequalRuns, AreRefusedWhereTheyContradictWhatIsAsked) {
   refused(o, "group vote");
 }
 
-// ---- layers that see their last tokens alone ----
+// ---- layers with a sliding window ----
 
 constexpr uint32_t kWindow = 24;
 

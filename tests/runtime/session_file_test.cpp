@@ -489,9 +489,9 @@ TEST(SessionFile, SaysWhatIsWrong) {
   uint32_t first = 0;
   std::memcpy(&first, &p.bytes[list], sizeof first);
   ASSERT_EQ(first, 60u);  // a step attends to 4 + 24 + 32 entries
-  says(changed(list, uint32_t{61}), "its selection leads out");
-  says(changed(list + 4 * 60, uint32_t{155}), "its selection leads out");
-  says(changed(list + 4 * 10, uint32_t{0}), "its selection leads out");
+  says(changed(list, uint32_t{61}), "its selection's arrays name entries");
+  says(changed(list + 4 * 60, uint32_t{155}), "its selection's arrays name entries");
+  says(changed(list + 4 * 10, uint32_t{0}), "its selection's arrays name entries");
   SessionBytes token = p.bytes;
   const int32_t none = 64;
   std::memcpy(&token[end - 4 - 4], &none, sizeof none);  // the last accepted token, before the note

@@ -170,7 +170,7 @@ TEST(Shares, MoveWhileTokensAreGenerated) {
 
 // In every division, a session that is saved and restored, cloned, or read again after a reset continues in
 // the same way.
-TEST(Shares, AreSavedAndClonedWhereverATextStands) {
+TEST(Shares, AreSavedAndClonedAtEveryPosition) {
   for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
     SCOPED_TRACE(policy_name(selection));
     SessionOptions o = selecting(sharing(model()), selection, false);
@@ -192,7 +192,7 @@ TEST(Shares, AreSavedAndClonedWhereverATextStands) {
 }
 
 // A smaller pool is divided by the length of the text so far, and keeps this division.
-TEST(Shares, ShrinkWhereverATextStands) {
+TEST(Shares, ShrinkAtEveryPosition) {
   for (const uint32_t length : {120u, 250u, 700u}) {
     const auto session = open_session(model().model, sharing(model()));
     must(session->feed(seeded_tokens(length)));

@@ -153,7 +153,7 @@ TEST(Shrink, RefusesWhatItCannotAndChangesNothing) {
   expect_refusal(*other, 40, Code::kUnsupported, "gives memory back only when a session is freed");
 }
 
-TEST(Shrink, GoesOnWhereItWasInterrupted) {
+TEST(Shrink, ContinuesAfterAnInterrupt) {
   const SeededModel m = seeded_model();
   const SessionOptions o = retaining(m, Retention::kLocret);
   const auto session = open_session(m.model, o), other = open_session(m.model, o);

@@ -747,7 +747,7 @@ TEST(Sampling, GoesByTheNewSamplerAlsoForAnInterruptedStep) {
   }
 }
 
-TEST(Clone, AnswersAtOnceWhereItsParentCould) {
+TEST(Clone, AnswersAtOnceIfItsParentCould) {
   const auto parent = open_session(model().model, policies()[3].options);
   read(*parent, seeded_tokens(100));
   const auto clone = must(parent->clone());

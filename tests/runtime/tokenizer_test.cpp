@@ -740,7 +740,7 @@ TEST(Tokenizer, MergesAsTakingTheFirstOfTheLowestCostDoes) {
   }
 }
 
-TEST(Tokenizer, TakesAPieceWholeWhereLlama3Says) {
+TEST(Tokenizer, TakesAPieceWholeIfLlama3SaysSo) {
   GgufWriter w = small_bpe();
   w.set("tokenizer.ggml.merges", std::vector<std::string>{});
   EXPECT_EQ(ids(Loaded(w).tokenizer, "abc").size(), 3u);
@@ -762,7 +762,7 @@ TEST(Tokenizer, ParsesControlTokensOnlyWhenAskedAndTheLongestWins) {
 }
 
 // Text that guard() marks becomes the tokens of plain text, next to control tokens that are parsed.
-TEST(Tokenizer, KeepsGuardedTextAsTextWhereControlTokensAreParsed) {
+TEST(Tokenizer, KeepsGuardedTextAsTextWhenControlTokensAreParsed) {
   const Loaded small(small_bpe()), pieces(small_spm());
   for (const Tokenizer* t : {&small.tokenizer, &pieces.tokenizer}) {
     EXPECT_FALSE(t->guard("ab <|y|> [user] abc", false));
@@ -799,7 +799,7 @@ TEST(Tokenizer, NeverMakesAControlTokenOfPlainText) {
   EXPECT_EQ(ids(bpe.tokenizer, "<|im_end|>", true), (std::vector<int32_t>{259}));
 }
 
-TEST(Tokenizer, AddsBosWhereTheFileOrTheKindSays) {
+TEST(Tokenizer, AddsBosIfTheFileOrTheKindSaysSo) {
   GgufWriter bpe = small_bpe();
   EXPECT_FALSE(Loaded(bpe).tokenizer.adds_bos());
   EXPECT_TRUE(Loaded(bpe.set("tokenizer.ggml.pre", "llama-bpe")).tokenizer.adds_bos());
@@ -818,7 +818,7 @@ TEST(Tokenizer, AddsBosWhereTheFileOrTheKindSays) {
   EXPECT_FALSE(Loaded(spm.set("tokenizer.ggml.add_bos_token", false)).tokenizer.adds_bos());
 }
 
-TEST(Tokenizer, AddsBosWhereThePreTokenizerOfAFamilySays) {
+TEST(Tokenizer, AddsBosIfThePreTokenizerOfAFamilySaysSo) {
   const std::set<std::string> adds = {"lfm2", "falcon-h1", "tekken", "pixtral"};
   for (const char* pre : {"qwen2", "qwen35", "lfm2", "dbrx", "falcon-h1", "pixtral", "tekken", "deepseek-llm",
                           "deepseek-v3", "glm4", "kanana2", "gigachat", "youtu", "exaone4", "command-r",
@@ -830,7 +830,7 @@ TEST(Tokenizer, AddsBosWhereThePreTokenizerOfAFamilySays) {
 }
 
 // Without a key, <s> is BOS only in SentencePiece's vocabularies: it is an HTML tag in others.
-TEST(Tokenizer, FindsBosByItsTextOnlyWhereItIsSure) {
+TEST(Tokenizer, FindsBosByItsTextOnlyIfItIsUnambiguous) {
   EXPECT_EQ(Loaded(small_spm()).tokenizer.bos(), 1);
   const Loaded bpe(vocabulary_of({"<s>"}));
   EXPECT_EQ(bpe.tokenizer.bos(), -1);
@@ -869,7 +869,7 @@ TEST(Tokenizer, MergesRawTextByRankAndTakesNewlinesWhole) {
   EXPECT_TRUE(t.adds_bos());  // whatever the file says
 }
 
-TEST(Tokenizer, LosesTheWhiteSpaceBetweenWordsWhereTheVocabularyHasNone) {
+TEST(Tokenizer, LosesTheWhiteSpaceBetweenWordsIfTheVocabularyHasNone) {
   GgufWriter w = vocabulary_of({"b", "ab", "\u4e2d", "a\u4e2d"});
   w.set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 1, 1, 1});
   w.set("tokenizer.ggml.merges", std::vector<std::string>{"a b", "a \u4e2d"});
@@ -877,7 +877,7 @@ TEST(Tokenizer, LosesTheWhiteSpaceBetweenWordsWhereTheVocabularyHasNone) {
   EXPECT_EQ(ids(loaded.tokenizer, "ab  a\na\u4e2d b"), (std::vector<int32_t>{2, 0, 4, 1}));
 }
 
-TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
+TEST(Tokenizer, MergesAcrossWordsIfTheVocabularyDoes) {
   // With a token that contains a space, text must not be encoded word by word.
   GgufWriter w = small_spm();
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "a\u2581", "a\u2581a"};
@@ -1091,7 +1091,7 @@ TEST(Tokenizer, TakesTheEndsThatKeysName) {
 }
 
 // GLM's answers end where the user or the result of a tool would follow.
-TEST(Tokenizer, TakesTheMarksOfTheNextRoleAsEndsWhereTheFileSays) {
+TEST(Tokenizer, TakesTheMarksOfTheNextRoleAsEndsIfTheFileSaysSo) {
   GgufWriter w =
       vocabulary_of({"<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"});
   w.set("tokenizer.ggml.eos_token_id", 1u).set("tokenizer.ggml.eot_token_id", 3u);
@@ -1134,7 +1134,7 @@ TEST(Tokenizer, ShowsTheMarksBetweenPartsOfAnAnswerAndNeverMakesThemFromPlainTex
   }
 }
 
-TEST(Tokenizer, FindsTheUnknownTokenInTextWhereSpecialOnesAreParsed) {
+TEST(Tokenizer, FindsTheUnknownTokenInTextWhenSpecialOnesAreParsed) {
   const Loaded loaded(small_spm());
   EXPECT_EQ(ids(loaded.tokenizer, "<unk>", true), (std::vector<int32_t>{0}));
   EXPECT_NE(ids(loaded.tokenizer, "<unk>"), (std::vector<int32_t>{0}));

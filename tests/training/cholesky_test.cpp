@@ -69,7 +69,7 @@ TEST(Cholesky, FindsTheFactorAndSolves) {
 }
 
 // A diagonal element of a positive definite matrix is positive.
-TEST(Cholesky, IsRefusedWhereTheMatrixIsNotPositive) {
+TEST(Cholesky, IsRefusedIfTheMatrixIsNotPositive) {
   ThreadPool threads(2);
   for (const uint32_t n : {1u, 70u, 200u})
     for (const uint32_t at : {0u, n / 2, n - 1}) {

@@ -18,7 +18,7 @@ TEST(Answers, AreFoundInWhatIsSaid) {
   EXPECT_EQ(share("4 8 2\n1 3", {"48213"}), 1);
   EXPECT_EQ(share("48'213", {"48_213"}), 1);
   EXPECT_EQ(share("48, 213", {"48213"}), 0) << "two numbers";
-  EXPECT_EQ(share("48.213", {"48213"}), 0) << "a point is no separator";
+  EXPECT_EQ(share("48.213", {"48213"}), 0) << "a point is not a separator";
   EXPECT_EQ(share("IN THE  GREENHOUSE", {"greenhouse"}), 1);
   EXPECT_EQ(share("She keeps it in the green house.", {"Greenhouse"}), 1);
   EXPECT_EQ(share("Apricot and plum.", {"plum", "fig", "apricot", "pear"}), 0.5);

@@ -645,7 +645,7 @@ TEST_F(Training, IsRefusedInASentence) {
         o.kind = Retainer::Kind::kSink;
         o.target = Target::kMaxLogit;
       },
-      Code::kUnsupported, "share of 1");
+      Code::kUnsupported, "is not a share");
   expect(
       "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "exists already");
   expect(

@@ -9,7 +9,7 @@
 #include <arm_neon.h>
 #endif
 
-// Whether this instruction set multiplies bytes. AVX-512 without VNNI is no faster at it than AVX2, so
+// Whether this instruction set multiplies bytes. AVX-512 without VNNI is not faster at it than AVX2, so
 // processors with the former use the AVX2 kernels.
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__ARM_FEATURE_DOTPROD)
 #define THIMBLE_BYTE_PRODUCTS

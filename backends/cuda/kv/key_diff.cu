@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp, kMostPairs = kMostHeadDim / 2;
 
-// The entries of a block, and where their keys and scores lie. `heads`: of KV head 0 and those behind it.
+// The entries of a block, and where their keys and scores are stored. `heads`: of KV head 0 and later ones.
 struct Entries {
   uint32_t head, n, begin, end;
   uint64_t run, chunk;  // entry 0 of the head in the layer's arrays; row 0 in the chunk's

@@ -1,5 +1,5 @@
-// delta_net, what delta_chunks needs of a chunk and a head beside the state. (I + A)^-1 is found column by
-// column.
+// delta_net: everything that delta_chunks needs of a chunk and a head except the state. (I + A)^-1 is computed
+// column by column.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

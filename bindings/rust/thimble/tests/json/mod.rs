@@ -31,14 +31,14 @@ impl Json {
     pub fn text(&self, name: &str) -> &str {
         match self.get(name) {
             Some(Json::Text(text)) => text,
-            other => panic!("{} is no text: {:?}", name, other),
+            other => panic!("{} is not a text: {:?}", name, other),
         }
     }
 
     pub fn whole(&self, name: &str) -> i64 {
         match self.get(name) {
             Some(Json::Whole(number)) => *number,
-            other => panic!("{} is no whole number: {:?}", name, other),
+            other => panic!("{} is not a whole number: {:?}", name, other),
         }
     }
 
@@ -57,7 +57,7 @@ impl Json {
     pub fn list(&self, name: &str) -> &[Json] {
         match self.get(name) {
             Some(Json::List(items)) => items,
-            other => panic!("{} is no list: {:?}", name, other),
+            other => panic!("{} is not a list: {:?}", name, other),
         }
     }
 }
