@@ -421,7 +421,7 @@ TEST(RecalledAll, RefusesWhatCannotBe) {
   EXPECT_NE(refusal(o).find("quest attends to a part of the pool"), std::string::npos);
   o = with_all();
   o.recall_mem = 0;
-  EXPECT_NE(refusal(o).find("give the store its size"), std::string::npos);
+  EXPECT_NE(refusal(o).find("give the store a size"), std::string::npos);
   o.recall_disk = 1 << 20;
   EXPECT_NE(refusal(o).find("reads a store in memory"), std::string::npos);
   o = with_all();
