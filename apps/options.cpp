@@ -190,8 +190,9 @@ void add_policy_flags(CLI::App& app, Settings& s) {
              throw CLI::ValidationError("--recall", "'" + text + "' is neither a number nor all");
          },
          "Entries of each head that come back at most. all: none do, and the end of the prompt and all "
-         "generated tokens attend to the whole store, as exact as a store of f16 is; `thimble plan` says how "
-         "many bytes a token then reads. all only with --recall-mem and without a selection (default: 512)")
+         "generated tokens attend to the whole store, which is exact up to its format; `thimble plan` says "
+         "how "
+         "many bytes a token then reads. all is not for a selection (default: 512)")
       ->type_name("N|all")
       ->group(store);
   app.add_option("--recall-every", o.recall_every,

@@ -387,7 +387,7 @@ struct AttendAll {
   In pages;  // [Hkv at stored_stride][page_capacity]
   In order;  // uint [Hkv at stored_stride][page_capacity]: indices of pages, by ascending number
   // A page's rows: the keys of kStoredPage positions, then their values. `stored_v` begins where the values
-  // of the first page do. Both may have other formats than the run.
+  // of the first page do. Both may have other formats than the run. [Hkv at rows_stride][page_capacity]
   KvArray stored_k, stored_v;
   In count;  // uint [Hkv]: how many of the pages in `order` the step reads
   In rope;

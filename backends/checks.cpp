@@ -317,15 +317,16 @@ class Checker {
     const uint64_t k_bytes = kv_bytes(o.stored_k.type, p.head_dim),
                    v_bytes = kv_bytes(o.stored_v.type, p.head_dim),
                    row_bytes = kStoredPage * (k_bytes + v_bytes);
-    const auto stored = [&](const char* operand, const View& v, uint64_t page_bytes, uint64_t last_page) {
-      const uint64_t before = (last(p) - 1) * p.stored_stride * 64;
+    const auto stored = [&](const char* operand, const View& v, uint32_t stride, uint64_t page_bytes,
+                            uint64_t last_page) {
+      const uint64_t before = (last(p) - 1) * stride * 64;
       need(operand, v, before + (uint64_t(p.page_capacity) - 1) * page_bytes + last_page);
     };
     if (p.heads == 0 || p.page_capacity == 0) return refuse("was recorded without heads or pages");
-    stored("pages", o.pages, 4 * kWord, 4 * kWord);
-    stored("order", o.order, kWord, kWord);
-    stored("stored_k", o.stored_k.values, row_bytes, kStoredPage * k_bytes);
-    stored("stored_v", o.stored_v.values, row_bytes, kStoredPage * v_bytes);
+    stored("pages", o.pages, p.stored_stride, 4 * kWord, 4 * kWord);
+    stored("order", o.order, p.stored_stride, kWord, kWord);
+    stored("stored_k", o.stored_k.values, p.rows_stride, row_bytes, kStoredPage * k_bytes);
+    stored("stored_v", o.stored_v.values, p.rows_stride, row_bytes, kStoredPage * v_bytes);
     need("count", o.count, last(p) * kWord);
     if (o.sinks) need("sinks", o.sinks, queries * kWord);
     need("q", o.q, strided(rows(), p.row_stride, queries * p.head_dim));

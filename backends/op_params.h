@@ -354,7 +354,8 @@ struct AttendAllParams {
   uint chunk_capacity;  // rows between heads in the chunk buffer
   uint head_state;
   uint page_capacity;  // pages of each head
-  uint stored_stride;  // blocks of 64 bytes between heads in each array of the store
+  uint stored_stride;  // blocks of 64 bytes between heads in `pages` and `order`
+  uint rows_stride;    // the same in the store's rows
   uint if_stored;      // 1: the op does nothing if no head has stored pages
   float scale, cap;    // as in AttentionParams
   RopeParams rope;

@@ -21,11 +21,12 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // ---- the step ----
 
 // The programs for chunks have a segment for each layer, so that an interrupt takes effect soon. The step of
-// one token is too short to need that, unless some layers have to be read from the file. A second reading
-// needs no logits.
+// one token is too short to need that, unless some layers, or their stores, have to be read from a file. A
+// second reading needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
-    if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty())
+    if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty() ||
+        at_.recall.window)
       r.segment();
   };
   r.segment();
@@ -418,6 +419,7 @@ void Decoder::attend_all(const LayerStep& l) const {
                                     .head_state = l.head_state(),
                                     .page_capacity = stored.page_capacity,
                                     .stored_stride = stored.stride,
+                                    .rows_stride = stored.rows_stride,
                                     .if_stored = l.chunk,
                                     .scale = model_.attention_scale,
                                     .cap = model_.attention_cap,

@@ -220,7 +220,10 @@ Status Engine::run(std::function<void()> meanwhile) {
     // Programs that run layers have a segment for each, after the first one. For the first one the number
     // wraps around to one after all layers, so that the pager reads the first layers ahead.
     const bool runs_layers = c.step.program->segments > model_->layers.size();
-    if (runs_layers && c.part == 0) weights_.pager.before(c.next - Decoder::kHead - 1);
+    if (runs_layers && c.part == 0) {
+      weights_.pager.before(c.next - Decoder::kHead - 1);
+      THIMBLE_TRY(load_stored(c.next - Decoder::kHead - 1));
+    }
     THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));
     if (meanwhile) std::exchange(meanwhile, {})();
     THIMBLE_TRY(stream_->wait());

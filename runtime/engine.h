@@ -202,6 +202,7 @@ class Engine {
   void fill_heads(const Step&, const SequenceState&);
   Status make_store();
   Status show_store();
+  Status load_stored(size_t layer);
   Status store_spilled();
   Status without_store(const Status& why);
   Status list_own(const AttentionMixer&, const SequenceState&);

@@ -29,16 +29,39 @@ Status Engine::show_store() {
   if (!device_->info().unified) return {};  // has no such op, and recording says so
   const std::span<const std::byte> memory = store_->memory();
   THIMBLE_SET(stored_, device_->import_host(memory.data(), memory.size()));
+  const auto from = [&](uint64_t first) { return View{stored_.get(), first, memory.size() - first}; };
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;
     const RecallStore::Places at = store_->places(model_->layers[layer].attention()->first_run);
-    const auto from = [&](uint64_t first) { return View{stored_.get(), first, memory.size() - first}; };
-    layout_.recall.stored[layer] = {.pages = from(at.pages),
-                                    .order = from(at.order),
-                                    .k = {from(at.keys), layout_.recall.k[layer].type},
-                                    .v = {from(at.values), layout_.recall.v[layer].type},
-                                    .page_capacity = store_->page_capacity(),
-                                    .stride = static_cast<uint32_t>(at.stride / 64)};
+    const View rows = layout_.recall.window ? layout_.recall.window : from(at.rows);
+    layout_.recall.stored[layer] = {
+        .pages = from(at.pages),
+        .order = from(at.order),
+        .k = {rows, layout_.recall.k[layer].type},
+        .v = {rows.slice(at.key_bytes, rows.bytes - at.key_bytes), layout_.recall.v[layer].type},
+        .page_capacity = store_->page_capacity(),
+        .stride = static_cast<uint32_t>(at.stride / 64),
+        .rows_stride = static_cast<uint32_t>(
+            (layout_.recall.window ? at.page_bytes * store_->page_capacity() : at.stride) / 64)};
+  }
+  return {};
+}
+
+// Reads the rows that a layer's attention needs from the store's file. If that fails, the step begins anew
+// without the store: its rows overwrite what they wrote.
+Status Engine::load_stored(size_t layer) {
+  if (!layout_.recall.window || !command_.step.reads_store || !holds_stored()) return {};
+  if (layer >= model_->layers.size()) return {};
+  const AttentionMixer* const m = model_->layers[layer].attention();
+  if (!m || !model_->layers[m->owner].retains()) return {};
+  const uint64_t stride = uint64_t(layout_.recall.stored[m->owner].rows_stride) * 64;
+  for (uint32_t head = 0; head < m->kv_heads; ++head) {
+    const Status loaded =
+        store_->load(m->first_run + head, on_host<std::byte>(layout_.recall.window) + head * stride);
+    if (loaded.ok()) continue;
+    command_.next = command_.step.first;
+    std::fill_n(on_host<uint32_t>(layout_.recall.pages), command_.heads.size(), 0u);
+    return without_store(loaded);
   }
   return {};
 }

@@ -14,6 +14,8 @@ namespace {
 
 constexpr uint32_t kNoSlot = UINT32_MAX;
 
+Status changed_file() { return error(Code::kIo, "the temporary file of evicted entries was changed"); }
+
 }  // namespace
 
 // Places the arrays of each run, or only counts their bytes.
@@ -123,8 +125,7 @@ Result<std::byte*> RecallStore::rows(size_t run, uint32_t slot) const {
   std::byte* const rows = place_for_rows(run, slot);
   if (!file_) return rows;
   Status read = file_->read(rows_at(run, slot), rows, rows_bytes(run));
-  if (read.ok() && sum_of(run, rows) != pages_of(run)[slot].sum)
-    read = error(Code::kIo, "the temporary file of evicted entries was changed");
+  if (read.ok() && sum_of(run, rows) != pages_of(run)[slot].sum) read = changed_file();
   failed_ |= !read.ok();
   THIMBLE_TRY(read);
   return rows;
@@ -267,7 +268,16 @@ RecallStore::Places RecallStore::places(size_t run) const {
   static_assert(sizeof(Page) == 16 && offsetof(Page, number) == 0 && offsetof(Page, held) == 4);
   const Run& r = runs_[run];
   const Shape one{{shape_.runs[run]}, shape_.pages, shape_.in_file};
-  return {r.first, r.order, r.rows, r.rows + kRecallPage * r.key_bytes, place(one, nullptr).memory};
+  return {r.first, r.order, r.rows, place(one, nullptr).memory, rows_bytes(run), kRecallPage * r.key_bytes};
+}
+
+// Pages use the first slots, so their rows are one range of the file.
+Status RecallStore::load(size_t run, std::byte* to) const {
+  Status read = file_->read(rows_at(run, 0), to, counts_[run] * rows_bytes(run));
+  for (uint32_t at = 0; at < counts_[run] && read.ok(); ++at)
+    if (sum_of(run, to + at * rows_bytes(run)) != pages_of(run)[at].sum) read = changed_file();
+  failed_ |= !read.ok();
+  return read;
 }
 
 // ---- files ----

@@ -90,14 +90,17 @@ class RecallStore {
                std::optional<ScratchFile>);
   std::span<const uint32_t> counts() const { return counts_; }
 
-  // The memory of a store without a file, and where the arrays of a run begin in it, as attend_all reads
-  // them. The arrays of the next run, if it has the same rows, follow after `stride` bytes.
+  // The store's memory, and where the arrays of a run begin in it, as attend_all reads them: without a file,
+  // the rows too. Those of the next run, if it has the same rows, follow after `stride` bytes. A page has
+  // `page_bytes` of rows, of which `key_bytes` are keys.
   std::span<const std::byte> memory() const { return {memory_.data(), place(shape_, nullptr).memory}; }
   uint32_t page_capacity() const { return shape_.pages; }
   struct Places {
-    uint64_t pages, order, keys, values, stride;
+    uint64_t pages, order, rows, stride, page_bytes, key_bytes;
   };
   Places places(size_t run) const;
+  // Reads the rows of all pages of a run from the file.
+  Status load(size_t run, std::byte* to) const;
 
   // The pages of a run, by ascending number.
   uint32_t count(size_t run) const { return counts_[run]; }

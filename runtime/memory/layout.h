@@ -59,9 +59,10 @@ struct RecallViews {
   struct Stored {
     View pages, order;
     KvArray k, v;
-    uint32_t page_capacity = 0, stride = 0;
+    uint32_t page_capacity = 0, stride = 0, rows_stride = 0;
   };
   std::vector<Stored> stored;
+  View window;  // in io, if the store has a file: its rows of one layer, [kv head][page]
 };
 
 struct Layout {

@@ -138,6 +138,7 @@ RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
     r.list = io.place(kv_heads * (1 + entries) * word);
   } else {
     r.pages = io.place(s.dimensions.runs.size() * word);
+    if (s.options.recall_disk) r.window = io.place(s.dimensions.stored * (key_bytes + value_bytes));
   }
   return r;
 }

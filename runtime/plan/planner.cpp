@@ -293,9 +293,6 @@ Status resolve_recall(SessionOptions& o) {
   if (o.recall_every)
     return error(Code::kInvalidArgument,
                  "with recall all, every generated token attends to the store; leave recall_every out");
-  if (o.recall_disk)
-    return error(Code::kInvalidArgument,
-                 "recall all reads a store in memory, not in a file; give it its size with recall_mem");
   if (o.selection != Selection::kDense)
     return error(Code::kInvalidArgument,
                  "%s attends to a part of the pool, and recall all to everything; leave out one of them",

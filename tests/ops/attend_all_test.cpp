@@ -55,7 +55,7 @@ class AttendsAll : public OpTest {
 
   // The store's arrays: pages in shuffled slots, and poison where nothing is held.
   struct Store {
-    uint64_t stride = 0;  // bytes
+    uint64_t stride = 0, rows_stride = 0;  // bytes
     uint32_t capacity = 0;
     std::vector<uint32_t> pages, order;
     std::vector<std::byte> rows;
@@ -82,10 +82,11 @@ class AttendsAll : public OpTest {
         *std::max_element(c.stored.begin(), c.stored.end()) + *std::max_element(c.held.begin(), c.held.end());
     const int32_t text = static_cast<int32_t>(most) * 2 + 40;  // some positions have no entry at all
     store.capacity = static_cast<uint32_t>(text) / kStoredPage + 3;
-    store.stride = round_up(store.capacity * page_bytes, 64);
+    store.rows_stride = round_up(store.capacity * page_bytes, 64);
+    store.stride = round_up(store.capacity * 16, 64) + 64;
     store.pages.assign(c.heads * store.stride / 4, UINT32_MAX);
     store.order = store.pages;
-    store.rows.assign(c.heads * store.stride, kPoison);
+    store.rows.assign(c.heads * store.rows_stride, kPoison);
     std::vector<std::vector<Entry>> entries(c.heads);
     for (uint32_t head = 0; head < c.heads; ++head) {
       const uint32_t held = c.held[head] - in_run, all = held + c.stored[head];
@@ -124,7 +125,7 @@ class AttendsAll : public OpTest {
         }
         const uint32_t slot = order[pages - 1];
         page_at(slot)[1] |= 1u << place;
-        const uint64_t at = head * store.stride + slot * page_bytes;
+        const uint64_t at = head * store.rows_stride + slot * page_bytes;
         put(store.rows, at + place * stored_k, c.stored_k, key);
         put(store.rows, at + kStoredPage * stored_k + place * stored_v, c.stored_v, value);
       }
@@ -172,6 +173,7 @@ class AttendsAll : public OpTest {
               .head_state = kOtherRows,
               .page_capacity = store.capacity,
               .stored_stride = static_cast<uint32_t>(store.stride / 64),
+              .rows_stride = static_cast<uint32_t>(store.rows_stride / 64),
               .if_stored = 1,
               .scale = static_cast<float>(scale),
               .cap = static_cast<float>(c.cap),

@@ -365,6 +365,7 @@ const Case kCases[] = {
                          .chunk_capacity = kChunk,
                          .page_capacity = kPages,
                          .stored_stride = kBlocks,
+                         .rows_stride = kBlocks,
                          .scale = 1,
                          .rope = kRope}};
      }},

@@ -27,9 +27,9 @@ class Entries {
         stored_v_(o.stored_v, o.p.head_dim),
         first_row_(uint64_t(head) * o.p.chunk_capacity),
         pos_(thimble::cpu::in_run<int32_t>(o.pos, state_, 0)),
-        stored_(uint64_t(head) * o.p.stored_stride * 64),
-        pages_(data<std::byte>(o.pages) + stored_),
-        order_(reinterpret_cast<const uint32_t*>(data<std::byte>(o.order) + stored_)) {
+        before_rows_(uint64_t(head) * o.p.rows_stride * 64),
+        pages_(data<std::byte>(o.pages) + uint64_t(head) * o.p.stored_stride * 64),
+        order_(data<uint32_t>(o.order) + uint64_t(head) * o.p.stored_stride * (64 / sizeof(uint32_t))) {
     end_ = {in_run_ + (o.chunk_k ? c.step.n_rows : 0), data<uint32_t>(o.count)[head], 0};
     end_.rank = end_.entry + held_before(end_.page);
   }
@@ -123,7 +123,7 @@ class Entries {
   }
   const std::byte* stored_row(const KvRows& rows, uint32_t slot, uint32_t place) const {
     const uint64_t page_bytes = kStoredPage * (stored_k_.bytes + stored_v_.bytes);
-    return rows.first + stored_ + slot * page_bytes + place * rows.bytes;
+    return rows.first + before_rows_ + slot * page_bytes + place * rows.bytes;
   }
 
   const HeadState& state_;
@@ -131,7 +131,7 @@ class Entries {
   const KvRows k_, v_, chunk_k_, chunk_v_, stored_k_, stored_v_;
   const uint64_t first_row_;
   const int32_t* const pos_;
-  const uint64_t stored_;  // bytes before the head in each array of the store
+  const uint64_t before_rows_;  // bytes of other heads in the store's rows
   const std::byte* const pages_;
   const uint32_t* const order_;
   Place end_;
