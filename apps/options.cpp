@@ -191,8 +191,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
          },
          "Entries of each head that come back at most. all: none do, and the end of the prompt and all "
          "generated tokens attend to the whole store, which is exact up to its format; `thimble plan` says "
-         "how "
-         "many bytes a token then reads. all is not for a selection (default: 512)")
+         "how many bytes a token then reads. all is not for a selection (default: 512)")
       ->type_name("N|all")
       ->group(store);
   app.add_option("--recall-every", o.recall_every,
