@@ -44,7 +44,8 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
                            ? std::max(policies.selection->vote_positions(s), 1u)
                            : 0,
           .heads = static_cast<uint32_t>(d.runs.size()),
-          .stores = s.options.recalls_all()};
+          .stores = s.options.recalls_all(),
+          .recalls = s.options.recall != 0};
 }
 
 // Whether the keys of all layers among which runs may move have the same width.

@@ -132,6 +132,18 @@ struct TakesTypes {
     return take(op.k, op.v, op.p.head_dim) && alike(op.k, op.chunk_k) && alike(op.v, op.chunk_v);
   }
   bool operator()(const KvMerge& op) const { return take(op.k, op.v, op.p.head_dim); }
+  // One of two formats between which rows are copied is f16, or both are the same.
+  static bool copies(const KvArray& from, const KvArray& to, const KvArray& pool, uint32_t head_dim) {
+    return takes(from, head_dim) && takes(to, head_dim) && (from.type == to.type || pool.type == DType::kF16);
+  }
+  bool operator()(const KvSpill& op) const {
+    return copies(op.pool_k, op.k, op.pool_k, op.p.head_dim) &&
+           copies(op.pool_v, op.v, op.pool_v, op.p.head_dim) && alike(op.pool_k, op.chunk_k) &&
+           alike(op.pool_v, op.chunk_v);
+  }
+  bool operator()(const KvRecall& op) const {
+    return copies(op.row_k, op.k, op.k, op.p.head_dim) && copies(op.row_v, op.v, op.v, op.p.head_dim);
+  }
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const {  // f16 bounds would round those of bf16
     return (op.k.type == DType::kF16 || has_blocks(op.k)) && takes(op.k, op.p.head_dim);
@@ -201,9 +213,9 @@ class CudaDevice : public Device {
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);
     uint64_t scratch = 0;
-    for (const auto op_scratch :
-         {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch, vote_scratch,
-          top_k_scratch, label_scratch, arg_max_scratch, route_scratch, expert_scratch, delta_net_scratch})
+    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch,
+                                  vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch,
+                                  arg_max_scratch, route_scratch, expert_scratch, delta_net_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

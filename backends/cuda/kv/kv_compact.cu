@@ -1,15 +1,14 @@
 // kv_compact: keeps the listed entries of pool and chunk, in place.
-#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/kv/kv_compact.h"
+#include "backends/cuda/kv/slices.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-// Columns of the pool are independent. A block moves 32 bytes of every row, the smallest unit of memory
-// transfers, so that 8 KV heads of 128 channels occupy 128 multiprocessors. Two blocks fit on one, which
-// leaves space for the small columns.
+// Columns of the pool are independent. A block moves a slice, so 8 KV heads of 128 channels occupy 128
+// multiprocessors. Two blocks fit on one, which leaves space for the small columns.
 constexpr uint32_t kThreads = 512;
-constexpr uint32_t kSliceBytes = 32;
 constexpr uint32_t kLoads = 4;  // rows per thread in flight at once
 
 // The first list index whose entry is not in its place, found by searching kThreads + 1 parts at a time; all
@@ -82,17 +81,12 @@ struct Columns {
   const uint32_t *chunk_pos, *chunk_cis;
 };
 
-// The rows of keys and of values in bytes, and in slices.
-struct Rows {
-  uint32_t k_bytes, v_bytes, k_slices, v_slices;
-};
-
 // Vector: the largest type of which all rows consist. A block moves a slice of k or v of a head; the last two
 // blocks of a head move its positions and scores. `heads`: from KV head 0 of the layer on.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, 2)
     kv_compact_kernel(const StepParams* step, const HeadState* heads, KvCompactParams p,
-                      const uint32_t* lists, Columns c, Rows rows) {
+                      const uint32_t* lists, Columns c, SlicedRows rows) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y;
   const HeadState state = heads[head];
@@ -118,26 +112,19 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void kv_compact(const Launch& l, const KvCompact& op) {
+void compact(const Launch& l, const KvCompact& op, const uint32_t* lists) {
   const Columns c{data<void>(op.k.values),       data<void>(op.v.values),     data<void>(op.chunk_k.values),
                   data<void>(op.chunk_v.values), data<uint32_t>(op.pos),      data<uint32_t>(op.cis),
                   data<uint32_t>(op.chunk_pos),  data<uint32_t>(op.chunk_cis)};
-  const uint32_t k_bytes = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim)),
-                 v_bytes = op.v ? static_cast<uint32_t>(kv_bytes(op.v.type, op.p.head_dim)) : 0;
-  const Rows rows{k_bytes, v_bytes, static_cast<uint32_t>(ceil_div(k_bytes, kSliceBytes)),
-                  static_cast<uint32_t>(ceil_div(v_bytes, kSliceBytes))};
-  uint64_t alignment = k_bytes | v_bytes;
-  for (const void* address :
-       {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
-    alignment |= reinterpret_cast<uint64_t>(address);
+  const SlicedRows rows(op.k, op.v, op.p.head_dim);
   const dim3 blocks(rows.k_slices + rows.v_slices + 2, op.p.heads);
-  const auto kernel = alignment % sizeof(uint4) == 0      ? kv_compact_kernel<uint4>
-                      : alignment % sizeof(uint2) == 0    ? kv_compact_kernel<uint2>
-                      : alignment % sizeof(uint32_t) == 0 ? kv_compact_kernel<uint32_t>
-                                                          : kv_compact_kernel<uint16_t>;
-  launch(l, kernel, blocks, kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c,
-         rows);
+  with_unit(rows, {c.k, c.v, c.chunk_k, c.chunk_v}, [&]<typename Vector>(Vector) {
+    launch(l, kv_compact_kernel<Vector>, blocks, kThreads, 0, l.step, l.heads + op.p.head_state, op.p, lists,
+           c, rows);
+  });
   l.rewritten->push_back(op.k.values);
 }
+
+void kv_compact(const Launch& l, const KvCompact& op) { compact(l, op, data<uint32_t>(op.list)); }
 
 }  // namespace thimble::cuda
