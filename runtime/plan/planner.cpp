@@ -45,7 +45,7 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
                            : 0,
           .heads = static_cast<uint32_t>(d.runs.size()),
           .stores = s.options.recalls_all(),
-          .recalls = s.options.recall != 0};
+          .recalls = s.options.most_recalled() != 0};
 }
 
 // Whether the keys of all layers among which runs may move have the same width.

@@ -195,6 +195,18 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
     o.select_theta = theta;
     return o;
   }
+  // A window, and a store for all that it leaves.
+  SessionOptions recalling() const {
+    SessionOptions o{
+        .retention = Retention::kWindow, .pool = pool(), .chunk = chunk(), .stabilizers = 0, .local = 100};
+    o.recall_mem = 256 << 20;
+    return o;
+  }
+  bool has_stores() const {
+    const KvArray rows{View(), DType::kF16};
+    return device()->supports(
+        KvRecall{.row_k = rows, .row_v = rows, .k = rows, .v = rows, .p = {.head_dim = 64}});
+  }
   // Reads `tokens` tokens of the book on both devices, chunk by chunk, then generates.
   void run(const SessionOptions& options, size_t tokens) {
     Watched here(demo().model, options), there(demo().model, options, device());
@@ -273,6 +285,38 @@ TEST_P(OnDevice, StoresBlocksAsTheCpuDoes) {
     dense.stabilizers = 0;
     dense.local = 100;
     run(dense, most());
+  }
+}
+
+// All evicted entries come back, so that tokens of the answer see the whole text.
+TEST_P(OnDevice, RecallsEvictedEntriesAsTheCpuDoes) {
+  if (!has_stores()) return;
+  SessionOptions all = recalling();
+  all.recall = most();
+  run(all, most());
+  all.recall_format = KvFormat::kQ4_0;
+  run(all, most());
+  all.key_format = all.value_format = KvFormat::kQ8_0;
+  run(all, most());
+}
+
+// Both devices have the same queries, which the CPU computed, so they choose the same pages.
+TEST_P(OnDevice, RecallsTheSamePagesAsTheCpu) {
+  if (!has_stores()) return;
+  for (const RetainScope scope : {RetainScope::kPerHead, RetainScope::kLayer}) {
+    SessionOptions options = recalling();
+    options.recall = smaller(256, 64);
+    options.recall_every = 1;
+    options.retain_scope = scope;
+    const auto here = open_session(demo().model, options),
+               there = open_session(demo().model, options, device());
+    const std::vector<float> before = read(*here, std::span(demo().book).first(most()));
+    restore(*there, save(*here));
+    EXPECT_GT(here->state().recalled[0], options.recall / 2);
+    const auto token = static_cast<int32_t>(best(before));
+    const std::vector<float> expected = accept(*here, token), got = accept(*there, token);
+    EXPECT_EQ(kept(*there), kept(*here));
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], kLogitTolerance) << i;
   }
 }
 
