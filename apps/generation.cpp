@@ -230,7 +230,10 @@ std::string memory_table(const thimble_memory& m) {
   if (m.allocated) row("allocated", m.allocated, "held now");
   row("model mapping", m.mapped, "not allocated, shared with the page cache");
   row("  of it resident", m.mapped_resident, "");
-  if (m.streamed) row("  of it streamed", m.streamed, "does not fit in memory, read again for each token");
+  if (m.streamed)
+    row("  of it streamed", m.streamed,
+        m.weights ? "copied to host memory, read by the card over the bus"
+                  : "does not fit in memory, read again for each token");
   row("host tables", m.host_tables, "vocabulary and tensor tables");
   return table;
 }

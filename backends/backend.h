@@ -26,8 +26,9 @@ enum class MemKind : uint8_t {
   kWeights,
   kPool,
   kWorkspace,
-  kIo
-};  // kIo is mapped and host-visible on every device
+  kIo,          // mapped, and visible to the host, on every device
+  kHostWeights  // in the host's memory, where a card reads them over the bus; mapped, too
+};
 
 struct Buffer {
   virtual ~Buffer() = default;

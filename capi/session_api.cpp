@@ -3,6 +3,8 @@
 #include "base/file.h"
 #include "base/new_file.h"
 #include "capi/handles.h"
+#include "runtime/memory/host_weights.h"
+#include "runtime/memory/layer_pager.h"
 
 using namespace thimble;
 using namespace thimble::capi;
@@ -74,7 +76,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.pool_bytes = plan.pool;
   m.states = plan.states;
   m.state_slots = plan.dimensions.state_slots;
-  m.streamed = paged_bytes(model, plan.paged_layers);
+  m.streamed = paged_bytes(model, plan.paged_layers) + host_weight_bytes(model, plan.host_groups);
   m.store = plan.store;
   m.store_file = plan.store_file;
   m.recall_bytes = plan.recall_bytes;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/size_text.h"
+#include "runtime/memory/host_weights.h"
 #include "runtime/plan/lay_out.h"
 
 namespace thimble {
@@ -96,16 +97,17 @@ void Engine::count_allocated(uint64_t bytes) {
 // Counts the weights that no other engine on the device had placed.
 Status Engine::place_weights(uint64_t& allocated) {
   const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
+                         const PlacedTensors::InHost& in_host,
                          std::shared_ptr<const PlacedTensors>& into) -> Status {
     const bool shared = owner.placements.has(*device_);
-    THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_));
+    THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_, in_host));
     if (!shared) allocated += placed->bytes();
     into = std::move(placed);
     return {};
   };
-  THIMBLE_TRY(place(*model_, model_->memory(), weights_.model));
+  THIMBLE_TRY(place(*model_, model_->memory(), host_weights(*model_, plan_.host_groups), weights_.model));
   const auto& retainer = plan_.options.retainer;
-  return retainer ? place(*retainer, {retainer->file.bytes()}, weights_.retainer) : Status();
+  return retainer ? place(*retainer, {retainer->file.bytes()}, {}, weights_.retainer) : Status();
 }
 
 Status Engine::allocate_arenas(uint64_t& allocated) {

@@ -650,10 +650,12 @@ typedef struct thimble_memory {
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
   uint64_t states;      /* the part of pool_bytes for states of recurrent layers; 0: the model has none */
   uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
-  uint64_t draft;       /* memory of a draft model: weights on the device, pool, workspace and io. It is part of
-                           `total` and of none of the other numbers above */
-  uint64_t streamed; /* the part of `mapped` that does not fit in memory, so that each step reads it again; 0: none */
-  uint64_t store;       /* host memory of the store of evicted entries; not part of any other number */
+  uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
+                           pool, workspace and io */
+  uint64_t streamed; /* weights that do not fit, so that each step reads them again; 0: none. CPU: the part of `mapped` that
+                        does not fit in memory. A card: what the budget has no room for; the card reads copies of it in the
+                        host's memory, which are in no other number */
+  uint64_t store;       /* host memory of the store of evicted entries: in no other number */
   uint64_t store_file;  /* the temporary file of evicted entries; its index is part of `io` */
   uint32_t finer_layers; /* layers whose keys or values have more bits than key_format and value_format say */
   uint32_t reserved;

@@ -1,5 +1,6 @@
 #include "runtime/model/placed_tensors.h"
 
+#include <cstring>
 #include <numeric>
 
 #include "base/bits.h"
@@ -31,31 +32,36 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   return w;
 }
 
-uint64_t PlacedTensors::bytes() const {
-  if (!files_.empty()) return 0;
-  return std::accumulate(buffers_.begin(), buffers_.end(), uint64_t{0},
-                         [](uint64_t sum, const auto& buffer) { return sum + buffer->size; });
-}
+uint64_t PlacedTensors::bytes() const { return device_bytes_; }
 
-PlacedTensors::Layout::Layout(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
+PlacedTensors::Layout::Layout(const std::vector<Tensor>& tensors, const DeviceInfo& device,
+                              const InHost& in_host) {
   uint64_t end = 0;  // end of the tensors in the last buffer
-  for (const Tensor& t : tensors) {
-    if (places.contains(t.data)) continue;
-    const uint64_t bytes = round_up(t.bytes(), device.alignment);
-    if (sizes.empty() || round_up(end + bytes, device.granularity) > device.max_allocation) {
-      sizes.push_back(0);
-      end = 0;
+  const auto place = [&](bool host, size_t first_buffer) {
+    for (const Tensor& t : tensors) {
+      if (places.contains(t.data) || in_host.contains(t.data) != host) continue;
+      const uint64_t bytes = round_up(t.bytes(), device.alignment);
+      if (sizes.size() == first_buffer || round_up(end + bytes, device.granularity) > device.max_allocation) {
+        sizes.push_back(0);
+        end = 0;
+      }
+      places[t.data] = {sizes.size() - 1, end};
+      end += bytes;
+      sizes.back() = round_up(end, device.granularity);
     }
-    places[t.data] = {sizes.size() - 1, end};
-    end += bytes;
-    sizes.back() = round_up(end, device.granularity);
-  }
+  };
+  place(false, 0);
+  on_device = sizes.size();
+  place(true, on_device);
 }
 
-uint64_t Placements::bytes(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
-  if (device.unified) return 0;
-  const PlacedTensors::Layout layout(tensors, device);
-  return std::accumulate(layout.sizes.begin(), layout.sizes.end(), uint64_t{0});
+uint64_t PlacedTensors::Layout::device_bytes() const {
+  return std::accumulate(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(on_device), uint64_t{0});
+}
+
+uint64_t Placements::bytes(const std::vector<Tensor>& tensors, const DeviceInfo& device,
+                           const PlacedTensors::InHost& in_host) {
+  return device.unified ? 0 : PlacedTensors::Layout(tensors, device, in_host).device_bytes();
 }
 
 bool Placements::has(const Device& device) const {
@@ -66,7 +72,7 @@ bool Placements::has(const Device& device) const {
 
 Result<std::shared_ptr<const PlacedTensors>> Placements::place(
     const std::vector<std::span<const std::byte>>& files, const std::vector<Tensor>& tensors,
-    const std::shared_ptr<Device>& device) {
+    const std::shared_ptr<Device>& device, const PlacedTensors::InHost& in_host) {
   // The lock is held during the copy, so that a second session waits and does not copy the tensors again.
   const std::lock_guard lock(mutex_);
   std::erase_if(placed_, [](const auto& p) { return p.second.expired(); });
@@ -83,13 +89,21 @@ Result<std::shared_ptr<const PlacedTensors>> Placements::place(
       placed->files_.push_back(file.data());
     }
   } else {
-    PlacedTensors::Layout layout(tensors, info);
+    PlacedTensors::Layout layout(tensors, info, in_host);
     for (const uint64_t size : layout.sizes) {
-      THIMBLE_LET(buffer, device->alloc(MemKind::kWeights, size));
+      const bool on_device = placed->buffers_.size() < layout.on_device;
+      THIMBLE_LET(buffer, device->alloc(on_device ? MemKind::kWeights : MemKind::kHostWeights, size));
       placed->buffers_.push_back(std::move(buffer));
     }
+    placed->device_bytes_ = layout.device_bytes();
     placed->places_ = std::move(layout.places);
-    for (const Tensor& t : tensors) THIMBLE_TRY(device->write(placed->weight(t), t.data));
+    for (const Tensor& t : tensors) {
+      const Weight to = placed->weight(t);
+      if (in_host.contains(t.data))
+        std::memcpy(static_cast<std::byte*>(to.buffer->mapped) + to.offset, t.data, to.bytes);
+      else
+        THIMBLE_TRY(device->write(to, t.data));
+    }
   }
   placed_[device.get()] = placed;
   return std::shared_ptr<const PlacedTensors>(std::move(placed));

@@ -7,6 +7,7 @@
 
 #include "base/size_text.h"
 #include "runtime/draft/lookup.h"
+#include "runtime/memory/host_weights.h"
 #include "runtime/plan/dimensions.h"
 #include "runtime/plan/lay_out.h"
 #include "runtime/policy/kv_types.h"
@@ -111,10 +112,11 @@ SessionOptions draft_options(const SessionOptions& target) {
 }
 
 Result<MemoryPlan> count_plan(const Model& model, const Device& on, const SessionOptions& o,
-                              Policies& policies, bool labels) {
+                              Policies& policies, bool labels, uint32_t host_groups) {
   const DeviceInfo device = on.info();
   MemoryPlan plan;
   plan.options = o;
+  plan.host_groups = host_groups;
   plan.dimensions = dimensions(model, o, policies);
   const Dimensions& d = plan.dimensions;
   if (d.moves && !have_equal_widths(model))
@@ -150,13 +152,13 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
     (shape.in_file ? plan.store_file : plan.store) =
         shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape);
   }
-  const auto weigh = [&](const auto& owner) {
-    const uint64_t bytes = Placements::bytes(owner.tensors(), device);
+  const auto weigh = [&](const auto& owner, const PlacedTensors::InHost& in_host) {
+    const uint64_t bytes = Placements::bytes(owner.tensors(), device, in_host);
     plan.weights += bytes;
     if (owner.placements.has(on)) plan.shared += bytes;
   };
-  weigh(model);
-  if (o.retainer) weigh(*o.retainer);
+  weigh(model, host_weights(model, host_groups));
+  if (o.retainer) weigh(*o.retainer, {});
   plan.pool = round_up(pool.size(), device.granularity);
   for (const StateArray& layer : layout.states) plan.states += layer.slots * layer.slot_stride;
   plan.view = layout.view_k.values.bytes + layout.view_v.values.bytes;
@@ -186,7 +188,8 @@ uint32_t smallest_pool(const SessionOptions& o) {
 }
 
 // The largest pool within the budget. 0: even the smallest pool does not fit.
-Result<uint32_t> search(const Model& model, const Device& device, SessionOptions o) {
+Result<uint32_t> search(const Model& model, const Device& device, SessionOptions o,
+                        uint32_t host_groups = 0) {
   const Policies policies(o);
   uint32_t fits = 0, low = smallest_pool(o), high = std::max(useful_pool(model, o, policies), low);
   while (low <= high) {
@@ -194,7 +197,8 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
     tried.pool = low + (high - low) / 2;
     THIMBLE_TRY(policies.retention->resolve(model, tried));
     Policies counted(tried);
-    if (const auto plan = count_plan(model, device, tried, counted); plan.ok() && plan->total <= o.budget) {
+    if (const auto plan = count_plan(model, device, tried, counted, false, host_groups);
+        plan.ok() && plan->total <= o.budget) {
       fits = tried.pool;
       low = tried.pool + 1;
     } else {
@@ -204,11 +208,11 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
   return fits;
 }
 
-// Refuses a plan that exceeds the budget, and says how many bytes are missing and which pool would fit.
-Status over_budget(const Model& model, const Device& device, const MemoryPlan& plan) {
+// Refuses a plan that exceeds the budget, and says how many bytes are missing and which pool would fit, if
+// `fits` is not 0.
+Status over_budget(const MemoryPlan& plan, uint32_t fits) {
   const SessionOptions& o = plan.options;
   const uint64_t missing = plan.total - o.budget;
-  THIMBLE_LET(fits, search(model, device, o));
   const std::string advice =
       fits ? "a pool of " + std::to_string(fits) + " would fit"
            : "no pool fits; a smaller chunk than " + std::to_string(o.chunk) + " needs less workspace";
@@ -408,17 +412,55 @@ Status check_formats(const Model& model, const Device& device, const SessionOpti
 
 }  // namespace
 
+namespace {
+
+// A plan within the budget for a session of which no pool fits next to all weights: as few of them as
+// possible stay in the host's memory, so that the pool that was asked for fits, or else one of the default
+// size. Fails with `refused` if that does not help.
+Result<MemoryPlan> plan_host_weights(const Model& model, const Device& device, SessionOptions o, bool asked,
+                                     Status refused) {
+  if (device.info().unified || model.placements.has(device)) return refused;
+  const auto all = static_cast<uint32_t>(host_groups(model).size());
+  Policies policies(o);
+  if (!asked) {
+    THIMBLE_LET(fits, search(model, device, o, all));
+    o.pool = std::min(fits, kDefaultPool);
+    if (!o.pool) return refused;
+    THIMBLE_TRY(policies.retention->resolve(model, o));
+  }
+  uint32_t low = 1, high = all;
+  while (low < high) {
+    const uint32_t groups = low + (high - low) / 2;
+    THIMBLE_LET(plan, count_plan(model, device, o, policies, false, groups));
+    if (plan.total <= o.budget)
+      high = groups;
+    else
+      low = groups + 1;
+  }
+  THIMBLE_LET(plan, count_plan(model, device, o, policies, false, high));
+  if (plan.total > o.budget) return refused;
+  return std::move(plan);
+}
+
+}  // namespace
+
 Result<MemoryPlan> make_plan(const Model& model, const Device& device, const SessionOptions& options) {
   THIMBLE_LET(o, resolve(model, options));
   THIMBLE_TRY(check_formats(model, device, o));
   Policies policies(o);
-  if (!o.pool) {
+  const bool asked = o.pool != 0;
+  if (!asked) {
     THIMBLE_LET(fits, search(model, device, o));
     o.pool = fits ? fits : smallest_pool(o);
     THIMBLE_TRY(policies.retention->resolve(model, o));
   }
   THIMBLE_LET(plan, count_plan(model, device, o, policies));
-  if (o.budget && plan.total > o.budget) return over_budget(model, device, plan);
+  if (o.budget && plan.total > o.budget) {
+    THIMBLE_LET(fits, search(model, device, o));
+    const Status refused = over_budget(plan, fits);
+    if (fits) return refused;
+    THIMBLE_SET(plan, plan_host_weights(model, device, o, asked, refused));
+  }
   plan.asked = options;
   if (const DeviceInfo info = device.info(); info.pages_files) {
     const uint64_t taken = plan.total + info.free_bytes / 16;  // the rest is for other programs

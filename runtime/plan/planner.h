@@ -28,6 +28,7 @@ struct MemoryPlan {
   uint64_t backend_scratch = 0;   // part of workspace
   uint32_t largest_position = 0;  // largest rotary position; UINT32_MAX: grows with the text
   std::vector<uint32_t> paged_layers;  // which every step reads from the file again
+  uint32_t host_groups = 0;            // of weights that a card reads in the host's memory (host_weights.h)
   bool selection_pays = false;  // selection reads fewer bytes than attending to the full pool (methods 6.2)
 };
 
@@ -38,12 +39,13 @@ Result<SessionOptions> resolve(const Model&, const SessionOptions&);
 SessionOptions draft_options(const SessionOptions& resolved);
 
 // Counts the memory of a session with these policies, without a budget. `labels`: the session also runs the
-// op `label`.
+// op `label`. `host_groups`: as in the plan.
 Result<MemoryPlan> count_plan(const Model&, const Device&, const SessionOptions& resolved, Policies&,
-                              bool labels = false);
+                              bool labels = false, uint32_t host_groups = 0);
 
-// Makes the plan of a session. With a budget and no pool, it takes the largest pool that fits. If the plan
-// does not fit, it refuses with Budget, the missing bytes, and the largest pool that would fit.
+// Makes the plan of a session. With a budget and no pool, it takes the largest pool that fits. If no pool
+// fits next to all weights on a card, as few as possible stay in the host's memory. If the plan does not fit,
+// it refuses with Budget, the missing bytes, and the largest pool that would fit.
 Result<MemoryPlan> make_plan(const Model&, const Device&, const SessionOptions&);
 
 // Refuses a plan that needs more memory than a GPU has free now, because some drivers would allocate it

@@ -320,6 +320,25 @@ TEST_P(OnDevice, RecallsTheSamePagesAsTheCpu) {
   }
 }
 
+// A card reads weights in the host's memory by the same kernels, so it computes the same bits.
+TEST_P(OnDevice, ReadsWeightsInTheHostsMemory) {
+  if (device()->info().unified) GTEST_SKIP() << "this device reads the mapped file";
+  const auto model =
+      must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "another"));
+  SessionOptions o{.retention = Retention::kWindow, .pool = 64, .chunk = 32, .stabilizers = 0, .local = 16};
+  const MemoryPlan all = must(make_plan(*model, *device(), o));
+  const auto text = std::span(demo().book).first(200);
+  const auto answer = [&](bool in_host) {
+    const auto session = open_session(model, o, device());
+    EXPECT_EQ(session->plan().host_groups > 0, in_host);
+    EXPECT_LE(session->allocated(), session->plan().total);
+    return read(*session, text);
+  };
+  const std::vector<float> expected = answer(false);
+  o.budget = all.total - all.weights / 2;
+  EXPECT_EQ(answer(true), expected);
+}
+
 TEST_P(OnDevice, MixesScoresAsTheCpuDoes) {
   SessionOptions options = locret();
   options.retention = Retention::kMix;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/memory/host_weights.h"
 #include "tests/support/data.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
@@ -110,6 +111,69 @@ TEST(Placement, IsPlannedToTheByteAndSharedBySessions) {
     EXPECT_EQ(another->allocated(), 2 * own + second.fixed - second.programs);
   }
   EXPECT_EQ(device->live_bytes, alone);
+}
+
+// A session with a budget in which not even the smallest pool fits next to all weights.
+SessionOptions without_room(const SeededModel& m, const Device& device) {
+  SessionOptions smallest = locret(m);
+  smallest.pool = 4 + smallest.stabilizers + 1;  // 4 first entries are protected
+  SessionOptions o = locret(m);
+  o.budget = must(make_plan(*m.model, device, smallest)).total - 1;
+  return o;
+}
+
+TEST(Placement, LeavesAsFewWeightsAsPossibleInTheHostsMemory) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  SessionOptions o = without_room(m, *device);
+  const MemoryPlan plan = must(make_plan(*m.model, *device, o));
+  EXPECT_GT(plan.host_groups, 0u);
+  EXPECT_LE(plan.total, o.budget);
+  EXPECT_EQ(plan.options.pool, o.pool);
+  Policies policies(plan.options);
+  EXPECT_GT(must(count_plan(*m.model, *device, plan.options, policies, false, plan.host_groups - 1)).total,
+            o.budget);
+
+  const auto tokens = seeded_tokens(200);
+  const auto here = open_session(m.model, locret(m)), there = open_session(m.model, o, device);
+  EXPECT_EQ(device->live_bytes, plan.total - plan.fixed - host_bytes(*m.model, plan));
+  EXPECT_GE(device->host_weight_bytes, host_weight_bytes(*m.model, plan.host_groups));
+  EXPECT_EQ(read(*here, tokens), read(*there, tokens));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(must(here->step()), must(there->step()));
+
+  const MemoryPlan second = must(make_plan(*m.model, *device, locret(m)));
+  EXPECT_EQ(second.host_groups, 0u);  // the weights are where the first session placed them
+  const uint64_t before = device->host_weight_bytes;
+  const auto another = open_session(m.model, locret(m), device);
+  EXPECT_EQ(device->host_weight_bytes, before);
+  EXPECT_EQ(read(*another, tokens), read(*open_session(m.model, locret(m)), tokens));
+}
+
+TEST(Placement, TakesAPoolOfTheDefaultSizeNextToWeightsInTheHostsMemory) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  SessionOptions o = without_room(m, *device);
+  o.pool = 0;
+  const MemoryPlan plan = must(make_plan(*m.model, *device, o));
+  EXPECT_GT(plan.host_groups, 0u);
+  EXPECT_LE(plan.total, o.budget);
+  EXPECT_GT(plan.options.pool, 8u);  // more than the smallest
+  o.budget = 4096;
+  EXPECT_EQ(make_plan(*m.model, *device, o).status().code(), Code::kBudget);
+}
+
+// A token reads few experts, so leaving them in the host's memory costs least.
+TEST(Placement, LeavesExpertsInTheHostsMemoryFirst) {
+  const auto model =
+      must(Model::open(must(MappedFile::open(project_file("tests/reference/tiny-granitemoe.gguf"))), "moe"));
+  const auto groups = host_groups(*model);
+  ASSERT_EQ(groups.size(), 2 * model->layers.size() + 1);
+  for (size_t i = 0; i < model->layers.size(); ++i) {
+    const auto& experts = std::get<Experts>(model->layers[i].feed_forward);
+    EXPECT_TRUE(host_weights(*model, static_cast<uint32_t>(i) + 1).contains(experts.down.data));
+    EXPECT_FALSE(host_weights(*model, static_cast<uint32_t>(i)).contains(experts.down.data));
+  }
+  EXPECT_EQ(groups.back().front().data, model->output.data);
 }
 
 // The weights and the device's own memory count until the last of a session and its clones is freed, in any

@@ -23,6 +23,7 @@ class SpyDevice : public Device {
   // the CPU: a device with its own memory needs its own buffers back.
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
   uint64_t allocated_bytes = 0;           // by all allocations so far
+  uint64_t host_weight_bytes = 0;         // by those for weights in the host's memory, in none of the others
   uint64_t program_bytes = 0;             // sum over all programs recorded so far, as they report it
   uint64_t fail_allocation = UINT64_MAX;  // the index, from 0, of an allocation that is refused
 
@@ -68,6 +69,10 @@ class SpyDevice : public Device {
     if (allocations++ == fail_allocation)
       return error(Code::kOutOfMemory, "the test refuses this allocation");
     THIMBLE_LET(buffer, inner_->alloc(kind, bytes));
+    if (kind == MemKind::kHostWeights) {
+      host_weight_bytes += bytes;
+      return std::move(buffer);
+    }
     allocated_bytes += bytes;
     if (!inner_->info().unified) return std::move(buffer);
     live_bytes += bytes;

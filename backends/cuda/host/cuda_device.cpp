@@ -228,17 +228,18 @@ class CudaDevice : public Device {
     buffer->size = bytes;
     if (!bytes) return std::unique_ptr<Buffer>(std::move(buffer));
     void* memory = nullptr;
-    if (kind == MemKind::kIo) {
+    const bool in_host = kind == MemKind::kIo || kind == MemKind::kHostWeights;
+    if (in_host) {
       THIMBLE_TRY(state_->check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
                                 "allocating host memory"));
       buffer->mapped = memory;
-      std::memset(memory, 0, bytes);
+      if (kind == MemKind::kIo) std::memset(memory, 0, bytes);
     } else {
       const std::lock_guard lock(state_->memory);
       THIMBLE_TRY(state_->check(cudaMalloc(&memory, bytes), "allocating"));
     }
     buffer->address = static_cast<std::byte*>(memory);
-    if (kind != MemKind::kIo) {
+    if (!in_host) {
       const std::lock_guard lock(mutex_);
       THIMBLE_TRY(state_->check(cudaMemsetAsync(memory, 0, bytes, staging_.stream), "clearing memory"));
       THIMBLE_TRY(state_->check(cudaStreamSynchronize(staging_.stream), "clearing memory"));

@@ -72,10 +72,11 @@ class VulkanDevice : public Device {
   }
 
   Result<std::unique_ptr<Buffer>> alloc(MemKind kind, uint64_t bytes) override {
-    THIMBLE_LET(buffer, allocate(context_, kind == MemKind::kIo ? Place::kHost : Place::kDevice, bytes));
-    if (buffer->mapped)
+    const bool in_host = kind == MemKind::kIo || kind == MemKind::kHostWeights;
+    THIMBLE_LET(buffer, allocate(context_, in_host ? Place::kHost : Place::kDevice, bytes));
+    if (kind == MemKind::kIo)
       std::memset(buffer->mapped, 0, bytes);
-    else
+    else if (!in_host)
       THIMBLE_TRY(staging_.clear(*buffer));
     return std::unique_ptr<Buffer>(std::move(buffer));
   }
