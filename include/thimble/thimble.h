@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 11
+#define THIMBLE_ABI 12
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
