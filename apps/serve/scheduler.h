@@ -219,7 +219,7 @@ class Scheduler {
   uint64_t clock_ = 0;
   bool stopping_ = false;
   std::atomic<bool> hurries_ = false;  // stopping, and states are no longer saved
-  bool stranded_ = false;  // no slot has a session, and there is no memory for one
+  bool stranded_ = false;              // no slot has a session, and there is no memory for one
 };
 
 }  // namespace app::serve

@@ -793,7 +793,7 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
       changes[b](o);
       if (o.recall_mem && o.recall_disk) o.recall_mem = 0;
       auto made = Session::create(m.model, device(), o);
-      if (!made.ok()) {                                             // two options that contradict each other
+      if (!made.ok()) {                                   // two options that contradict each other
         const bool lacks = o.recalls_all() && !on_cpu();  // only the CPU attends to a store
         EXPECT_EQ(made.status().code(), lacks ? Code::kUnsupported : Code::kInvalidArgument)
             << made.status().message();
