@@ -22,11 +22,11 @@ const KvKernels& kv_kernel_set(uint32_t set) {
 }
 
 const KvKernels& kv_kernels() {
-  static const KvKernels& fastest = []() -> const KvKernels& {
+  static const KvKernels* const fastest = [] {
     const Kernels* sets[4];
-    return kv_kernel_set(kernel_sets(sets) - 1);
+    return &kv_kernel_set(kernel_sets(sets) - 1);
   }();
-  return fastest;
+  return *fastest;
 }
 
 const KvFormat* kv_format(DType type) {

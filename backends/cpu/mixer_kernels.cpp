@@ -22,11 +22,11 @@ const MixerKernels& mixer_kernel_set(uint32_t set) {
 }
 
 const MixerKernels& mixer_kernels() {
-  static const MixerKernels& fastest = []() -> const MixerKernels& {
+  static const MixerKernels* const fastest = [] {
     const Kernels* sets[4];
-    return mixer_kernel_set(kernel_sets(sets) - 1);
+    return &mixer_kernel_set(kernel_sets(sets) - 1);
   }();
-  return fastest;
+  return *fastest;
 }
 
 }  // namespace thimble::cpu
