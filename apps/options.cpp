@@ -547,6 +547,13 @@ void leave_room_for_clones(const Model& model, thimble_session_options& options,
   const thimble_memory alone = plan(model, options);
   const uint64_t budget = options.budget_bytes;
   auto fits = [=](const thimble_memory& m) { return m.total + clones * clone_bytes(m) <= budget; };
+  // Next to weights in the host's memory, one session takes all of the budget.
+  if (clones > 0 && alone.streamed && alone.weights)
+    throw Failure(
+        THIMBLE_BUDGET,
+        "the budget of " + format_size(budget) +
+            " has no room for all weights, and so none for a second session; choose a larger budget, "
+            "or a single slot or question");
   if (budget == 0 || options.pool != 0 || fits(alone)) return;
   thimble_session_options trial = options;
   trial.budget_bytes = 0;

@@ -79,8 +79,8 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
   }
   if (choice_)
     allocated +=
-        RecallChoice::bytes(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages)) +
-        (plan_.options.recall_disk ? store_->bytes() : 0);
+        RecallChoice::bytes(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  if (plan_.options.recall_disk) allocated += store_->bytes();
   allocated += stream_->bytes + programs_.bytes() + held_.capacity() * sizeof(int32_t) +
                embeddings_.size() * sizeof(float) + heads * (sizeof(HeadState) + sizeof(HeadRun)) +
                plan_.dimensions.divisions.size() * heads * sizeof(HeadRun);

@@ -105,8 +105,7 @@ Status Engine::recall(SequenceState& state) {
   uint32_t segment = 0;
   for (uint32_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;
-    if (interrupted_.exchange(false, std::memory_order_relaxed))
-      return error(Code::kInterrupted, "interrupted; repeat the call to continue");
+    THIMBLE_TRY(check_interrupt());
     const AttentionMixer& m = *model_->layers[layer].attention();
     THIMBLE_TRY(list_own(m, state));
     THIMBLE_TRY(device_->read(choice_->queries().data(), layout_.recall.queries[layer]));

@@ -245,6 +245,7 @@ Json template_message(const Json& message) {
 
 // The grammar of texts of which one is the answer.
 Form choice_form(const Json& texts) {
+  if (texts.empty()) throw Refusal(400, "an answer needs at least one choice");
   std::string rule = "root ::= ";
   for (const Json& text : texts) {
     if (!text.is_string()) throw Refusal(400, "the choices of an answer must be texts");

@@ -782,7 +782,10 @@ std::string untagged_text(const Json& schema) {
   if (!one.is_null()) words = &one;
   if (words) {
     std::string choice;
-    for (const Json& word : *words) choice += (choice.empty() ? "(" : " | ") + write_json(word);
+    for (const Json& word : *words) {
+      if (!word.is_string()) return "";
+      choice += (choice.empty() ? "(" : " | ") + write_json(word);
+    }
     return only_has(schema, {"type", "enum", "const"}) && !choice.empty() ? choice + ")" : "";
   }
   if (!only_has(schema, {"type", "minLength", "maxLength"})) return "";

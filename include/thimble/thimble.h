@@ -601,12 +601,12 @@ typedef struct thimble_session_options {
                                    budget include its memory. Needed until thimble_session_create returns */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
                                    and what is evicted is gone. Each session, clone and slot of a server has a store of
-                                   its own. Needs the CPU and a retention that evicts, not ADORE; refused with local 0
+                                   its own. Needs the CPU or CUDA, and a retention that evicts, not ADORE; refused with local 0
                                    and with latent attention */
   uint32_t recall;              /* entries of each head that come back from the store; the queries at the end of the
                                    prompt and of generated tokens choose them; 0: 512 with a store.
                                    THIMBLE_RECALL_ALL: none come back; the end of the prompt, and generated and scored
-                                   tokens, attend to the whole store where it is (thimble_memory.recall_bytes). A file is
+                                   tokens, attend to the whole store where it is (thimble_memory.recall_bytes), on the CPU. A file is
                                    read to a part of `io` for this, layer by layer. Refused with a selection */
   uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32. Refused with
                                    THIMBLE_RECALL_ALL */
@@ -663,7 +663,8 @@ typedef struct thimble_memory {
 } thimble_memory;
 
 /* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.
- * THIMBLE_BUDGET says how many bytes are missing and what would fit. The call allocates nothing that outlives it.
+ * If none fits next to all weights on a card, some weights stay in the host's memory, and the pool has at most 4,096
+ * entries. THIMBLE_BUDGET says how many bytes are missing and what would fit. The call allocates nothing that outlives it.
  * Set memory->struct_size first. */
 THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, const thimble_session_options* options,
                                                 thimble_memory* memory, thimble_error* error);

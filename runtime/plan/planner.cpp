@@ -244,9 +244,10 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 // file.
 static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
-  if (!o.most_recalled()) return 0;
-  return RecallChoice::bytes(model, recall_limits(o, plan.dimensions, plan.store_pages)) +
-         (o.recall_disk ? RecallStore::bytes(recall_shape(model, o)) : 0);
+  uint64_t bytes = o.recall_disk ? RecallStore::bytes(recall_shape(model, o)) : 0;
+  if (o.most_recalled())
+    bytes += RecallChoice::bytes(model, recall_limits(o, plan.dimensions, plan.store_pages));
+  return bytes;
 }
 
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
@@ -417,12 +418,12 @@ namespace {
 // A plan within the budget for a session of which no pool fits next to all weights: as few of them as
 // possible stay in the host's memory, so that the pool that was asked for fits, or else one of the default
 // size. Fails with `refused` if that does not help.
-Result<MemoryPlan> plan_host_weights(const Model& model, const Device& device, SessionOptions o, bool asked,
+Result<MemoryPlan> plan_host_weights(const Model& model, const Device& device, SessionOptions o,
                                      Status refused) {
   if (device.info().unified || model.placements.has(device)) return refused;
   const auto all = static_cast<uint32_t>(host_groups(model).size());
   Policies policies(o);
-  if (!asked) {
+  if (!o.pool) {
     THIMBLE_LET(fits, search(model, device, o, all));
     o.pool = std::min(fits, kDefaultPool);
     if (!o.pool) return refused;
@@ -448,18 +449,20 @@ Result<MemoryPlan> make_plan(const Model& model, const Device& device, const Ses
   THIMBLE_LET(o, resolve(model, options));
   THIMBLE_TRY(check_formats(model, device, o));
   Policies policies(o);
+  const SessionOptions without_pool = o;
   const bool asked = o.pool != 0;
+  uint32_t fits = 0;
   if (!asked) {
-    THIMBLE_LET(fits, search(model, device, o));
+    THIMBLE_SET(fits, search(model, device, o));
     o.pool = fits ? fits : smallest_pool(o);
     THIMBLE_TRY(policies.retention->resolve(model, o));
   }
   THIMBLE_LET(plan, count_plan(model, device, o, policies));
   if (o.budget && plan.total > o.budget) {
-    THIMBLE_LET(fits, search(model, device, o));
+    if (asked) THIMBLE_SET(fits, search(model, device, o));
     const Status refused = over_budget(plan, fits);
     if (fits) return refused;
-    THIMBLE_SET(plan, plan_host_weights(model, device, o, asked, refused));
+    THIMBLE_SET(plan, plan_host_weights(model, device, asked ? o : without_pool, refused));
   }
   plan.asked = options;
   if (const DeviceInfo info = device.info(); info.pages_files) {
@@ -475,7 +478,9 @@ Result<uint32_t> largest_pool(const Model& model, const Device& device, const Se
   SessionOptions asked = options;
   asked.pool = 0;
   THIMBLE_LET(plan, make_plan(model, device, asked));
-  return plan.options.pool;
+  if (!plan.host_groups) return plan.options.pool;
+  THIMBLE_LET(o, resolve(model, asked));
+  return search(model, device, o, static_cast<uint32_t>(host_groups(model).size()));
 }
 
 }  // namespace thimble

@@ -116,7 +116,8 @@ TEST(Placement, IsPlannedToTheByteAndSharedBySessions) {
 // A session with a budget in which not even the smallest pool fits next to all weights.
 SessionOptions without_room(const SeededModel& m, const Device& device) {
   SessionOptions smallest = locret(m);
-  smallest.pool = 4 + smallest.stabilizers + 1;  // 4 first entries are protected
+  smallest.stabilizers = 0;
+  smallest.pool = 4 + 1;  // 4 first entries are protected
   SessionOptions o = locret(m);
   o.budget = must(make_plan(*m.model, device, smallest)).total - 1;
   return o;
@@ -154,10 +155,18 @@ TEST(Placement, TakesAPoolOfTheDefaultSizeNextToWeightsInTheHostsMemory) {
   const auto device = discrete();
   SessionOptions o = without_room(m, *device);
   o.pool = 0;
+  o.stabilizers = kDefault;
   const MemoryPlan plan = must(make_plan(*m.model, *device, o));
   EXPECT_GT(plan.host_groups, 0u);
   EXPECT_LE(plan.total, o.budget);
-  EXPECT_GT(plan.options.pool, 8u);  // more than the smallest
+  EXPECT_GT(plan.options.pool, 8u);                                        // more than the smallest
+  EXPECT_EQ(must(largest_pool(*m.model, *device, o)), plan.options.pool);  // fewer than the default size
+
+  SessionOptions same = o;
+  same.budget = 0;
+  same.pool = plan.options.pool;
+  EXPECT_EQ(plan.options.stabilizers, must(make_plan(*m.model, *device, same)).options.stabilizers);
+  EXPECT_GT(plan.options.stabilizers, 0u);
   o.budget = 4096;
   EXPECT_EQ(make_plan(*m.model, *device, o).status().code(), Code::kBudget);
 }

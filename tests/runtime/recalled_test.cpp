@@ -9,6 +9,7 @@
 
 #include "backends/cpu/host/cpu_device.h"
 #include "backends/cpu/kernels.h"
+#include "runtime/plan/lay_out.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/goldens.h"
 #include "tests/support/reference_model.h"
@@ -484,6 +485,14 @@ TEST(RecalledAll, CountsWhatItReads) {
   EXPECT_GT(read, 0.95 * static_cast<double>(plan.recall_bytes));
   EXPECT_LE(read, static_cast<double>(plan.recall_bytes));
   EXPECT_EQ(plain->plan().recall_bytes, 0u);
+}
+
+TEST(RecalledAll, TheBudgetCoversTheIndexOfAFile) {
+  SessionOptions o = with_all();
+  const uint64_t without = must(make_plan(*seeded_model().model, *cpu(), o)).io;
+  std::swap(o.recall_mem, o.recall_disk);
+  const MemoryPlan plan = must(make_plan(*seeded_model().model, *cpu(), o));
+  EXPECT_GE(plan.io, without + RecallStore::bytes(recall_shape(*seeded_model().model, plan.options)));
 }
 
 TEST(RecalledAll, RefusesWhatCannotBe) {

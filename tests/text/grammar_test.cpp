@@ -105,6 +105,7 @@ TEST(Grammar, GbnfMatchesItsRootRule) {
        {"root ::= \"a\" %json {\"type\": \"integer\"} | b\nb ::= %json {\"enum\":[\"}\\\"{\"]} \"c\"",
         {"a12", "\"}\\\"{\"c"},
         {"a", "a1.5", "\"}\"c"}},
+       {"root ::= \"a\\fb\\b\"", {"a\fb\b"}, {"afbb"}},  // escapes that JSON writes
        {"root ::= . \"\\u00e9\"", {"x\u00e9", "\n\u00e9"}, {"\u00e9"}},
        {"root ::= list\nlist ::= \"-\" [a-z]+ \"\\n\" list | \"\"", {"", "-a\n-bc\n"}, {"-a", "-\n"}}});
   expect_refused(grammar::read_gbnf,

@@ -196,6 +196,10 @@ class GbnfReader {
     if (at_ == text_.size()) return wrong("ends with a backslash");
     const char kind = text_[at_++];
     switch (kind) {
+      case 'b':
+        return uint32_t{'\b'};
+      case 'f':
+        return uint32_t{'\f'};
       case 'n':
         return uint32_t{'\n'};
       case 'r':
