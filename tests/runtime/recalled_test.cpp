@@ -250,6 +250,23 @@ TEST_P(RecalledOn, CopiesAndFilesContinueAlike) {
   }
 }
 
+// Scoring a text gives the log-probabilities of single steps, and keeps the same entries.
+void expect_scores_as_steps_do(const SessionOptions& o) {
+  const auto session = open_session(seeded_model().model, o), steps = open_session(seeded_model().model, o);
+  const std::vector<int32_t> text = seeded_tokens(260), more = seeded_tokens(40, 64, 8);
+  std::vector<float> log_probs(more.size());
+  read(*session, text);
+  must(session->score(more, log_probs));
+  std::vector<float> logits = read(*steps, text);
+  for (size_t i = 0; i < more.size(); ++i) {
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x));
+    EXPECT_NEAR(log_probs[i], logits[static_cast<size_t>(more[i])] - std::log(sum), 1e-3);
+    logits = accept(*steps, more[i]);
+  }
+  EXPECT_EQ(kept(*session), kept(*steps));
+}
+
 // ---- everything is recalled ----
 
 SessionOptions with_all() {
@@ -442,22 +459,7 @@ TEST(RecalledAll, InterruptsChangeNothing) {
   EXPECT_EQ(kept(*session), kept(*stopped));
 }
 
-TEST(RecalledAll, ScoresATextAsStepsDo) {
-  const auto session = open_session(seeded_model().model, with_all());
-  const auto steps = open_session(seeded_model().model, with_all());
-  const std::vector<int32_t> text = seeded_tokens(260), more = seeded_tokens(40, 64, 8);
-  std::vector<float> log_probs(more.size());
-  read(*session, text);
-  must(session->score(more, log_probs));
-  std::vector<float> logits = read(*steps, text);
-  for (size_t i = 0; i < more.size(); ++i) {
-    double sum = 0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x));
-    EXPECT_NEAR(log_probs[i], logits[static_cast<size_t>(more[i])] - std::log(sum), 1e-3);
-    logits = accept(*steps, more[i]);
-  }
-  EXPECT_EQ(kept(*session), kept(*steps));
-}
+TEST(RecalledAll, ScoresATextAsStepsDo) { expect_scores_as_steps_do(with_all()); }
 
 // What a plan says of the bytes that a token reads is what the session counts.
 TEST(RecalledAll, CountsWhatItReads) {
@@ -591,22 +593,7 @@ TEST_P(RecalledOn, LaterTurnsFindTheirEntries) {
   EXPECT_EQ(kept(*session)[1][0], all_positions(420));
 }
 
-TEST(Recalled, ScoresATextAsStepsDo) {
-  const auto session = open_session(seeded_model().model, with_store(48));
-  const auto steps = open_session(seeded_model().model, with_store(48));
-  const std::vector<int32_t> text = seeded_tokens(260), more = seeded_tokens(40, 64, 8);
-  std::vector<float> log_probs(more.size());
-  read(*session, text);
-  must(session->score(more, log_probs));
-  std::vector<float> logits = read(*steps, text);
-  for (size_t i = 0; i < more.size(); ++i) {
-    double sum = 0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x));
-    EXPECT_NEAR(log_probs[i], logits[static_cast<size_t>(more[i])] - std::log(sum), 1e-3);
-    logits = accept(*steps, more[i]);
-  }
-  EXPECT_EQ(kept(*session), kept(*steps));
-}
+TEST(Recalled, ScoresATextAsStepsDo) { expect_scores_as_steps_do(with_store(48)); }
 
 // In a small store, pages go; the budget holds, and what comes back is what is there.
 TEST_P(RecalledOn, AFullStoreLosesPages) {
