@@ -149,9 +149,9 @@ struct SmallModel {
 
 // ---- sessions ----
 
-// A plan reserves this room for the recorded programs of every layer. The programs of the small model take a
-// part of it, and their actual size is counted. Everything else is allocated as planned.
-inline constexpr uint64_t kProgramRoom = 2 * (64 << 10);
+// A plan reserves room for more ops of recorded programs than the small model's programs have, whose actual
+// size is counted. Everything else is allocated as planned.
+inline constexpr uint64_t kProgramRoom = 133 << 10;  // 293 ops of 464 bytes
 
 inline thimble_session_options default_options() {
   thimble_session_options options;

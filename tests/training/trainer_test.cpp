@@ -287,7 +287,7 @@ TEST(Judgement, OfAModelThatAnswersNothingIsOfProbabilities) {
     expect_judgement({48, 3, 10, -10}, {48, 0, 10, 10 * retainer}, {48, 0, 10, 10 * window}, words);
   };
   expect(-1.2, -2, "answers 6 % of these questions even when nothing is evicted");
-  expect(-1.2, -2, "keeps 82 % at an eighth of the memory, a window 37 %. ");
+  expect(-1.2, -2, "at an eighth of the memory, the retainer keeps 82 % of it, and a window 37 %. ");
   expect(-1.2, -2, "beats a window and loses 18 % of that probability");
   expect(-1.1, -2, "keeps what these questions need");
   expect(-2, -2, "not better than a window");
