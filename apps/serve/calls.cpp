@@ -761,9 +761,8 @@ bool only_has(const Json& schema, std::initializer_list<std::string_view> keywor
   return std::all_of(items.begin(), items.end(), is_known);
 }
 
-// The rules of a text without the tag that ends a parameter: t0 is what may follow a "<", t1 what may follow
-// a
-// "</", and so on.
+// The rules of a text without the tag that ends a parameter. Rule t0 says what may follow "<", t1 what may
+// follow "</", and so on.
 std::string untagged_text_rules() {
   const std::string tag = "/parameter>";
   std::string rules = "text ::= ([^<] | \"<\" t0)*\n";

@@ -411,10 +411,6 @@ Status check_formats(const Model& model, const Device& device, const SessionOpti
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 // A plan within the budget for a session of which no pool fits next to all weights: as few of them as
 // possible stay in the host's memory, so that the pool that was asked for fits, or else one of the default
 // size. Fails with `refused` if that does not help.
