@@ -307,9 +307,14 @@ test('an interrupted call goes on when it is repeated', async () => {
   const session = await model.session(options);
   const ids = model.tokenize(book).subarray(0, 2000);
   setTimeout(() => session.interrupt(), 50);
-  await assert.rejects(session.feed(ids), { status: 'INTERRUPTED' });
+  // A busy machine may wake the timer after a reading has ended, so the session reads until it is stopped.
+  let readings = 1;
+  const readAgain = async () => {
+    for (;; ++readings) await session.feed(ids);
+  };
+  await assert.rejects(readAgain(), { status: 'INTERRUPTED' });
   await session.feed(ids);
-  assert.equal(session.stats().position, ids.length);
+  assert.equal(session.stats().position, readings * ids.length);
   await session.close();
   model.close();
 });

@@ -45,11 +45,18 @@ fn another_thread_stops_a_reading_and_the_same_call_goes_on() {
         std::thread::sleep(Duration::from_millis(50));
         interrupter.interrupt();
     });
-    let stopped = session.feed(ids).expect_err("it is stopped");
+    // A busy machine may wake the stopper after a reading has ended, so the session reads until it is stopped.
+    let mut readings = 1;
+    let stopped = loop {
+        match session.feed(ids) {
+            Ok(()) => readings += 1,
+            Err(error) => break error,
+        }
+    };
     assert_eq!((stopped.code, stopped.name()), (sys::THIMBLE_INTERRUPTED, "INTERRUPTED"));
     stopper.join().expect("it ends");
     session.feed(ids).expect("it goes on");
-    assert_eq!(session.stats().expect("it answers").position, 2000);
+    assert_eq!(session.stats().expect("it answers").position, 2000 * readings);
 }
 
 #[test]
