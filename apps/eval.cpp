@@ -317,13 +317,12 @@ int eval(Settings& s, const EvalFlags& flags) {
 
   Progress progress;
   // If the step of a generated token differs from the step of a chunk, the question is read in steps, as an
-  // answer is written.
+  // answer is written. If each token evicts one, the question takes no room in the pool.
   bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
   Settings asking = s;  // the question takes room in the pool, as an answer does
   if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
   const Retention retention = choose_retention(asking, model, longest);
-  selects =
-      selects || retention.policy == THIMBLE_RETENTION_ADORE;  // adore needs no room: each token releases one
+  selects = selects || thimble_retention_traits(retention.policy) & THIMBLE_TRAIT_EVICTS_EACH;
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
   Asked asked(s, model, create_session(model, options), selects);

@@ -276,7 +276,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     if (needs_heads(asked) && s.heads.empty()) {
       throw UsageError("--retention " + std::string(thimble_retention_name(asked)) + " needs --heads FILE");
     }
-    const bool shares = asked == THIMBLE_RETENTION_KEYDIFF;
+    const bool shares = thimble_retention_traits(asked) & THIMBLE_TRAIT_SHARES;
     if (asked != THIMBLE_RETENTION_DEFAULT && !needs_heads(asked) && !shares && heads_flag->count()) {
       throw UsageError(
           "--heads is for --retention locret, mix and adore, and keydiff takes its shares; leave one of the "
@@ -441,21 +441,20 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   constexpr uint64_t kOpenEnd = 256;  // tokens assumed for an answer without a limit
   // Even for -n 0, max_new must be at least 1, because 0 means the default.
   if (s.predict >= 0) o.max_new = static_cast<uint32_t>(std::max<int64_t>(s.predict, 1));
-  // The memory that adore keeps of dropped tokens depends on the context, so the context is set to hold the
-  // known text.
-  if (o.retention == THIMBLE_RETENTION_ADORE && !o.context && tokens) {
+  const uint32_t traits = thimble_retention_traits(o.retention);
+  // A record of every token grows with the context, so the context is set to hold the known text.
+  if (traits & THIMBLE_TRAIT_REMEMBERS && !o.context && tokens) {
     const uint64_t generated = s.predict >= 0 ? static_cast<uint64_t>(s.predict) : kOpenEnd;
     o.context = static_cast<uint32_t>(std::min<uint64_t>(
         std::max<uint64_t>(tokens + generated, model_info(model).context_length), INT32_MAX));
   }
-  const bool evicts = o.retention != THIMBLE_RETENTION_NONE;
   // If nothing is evicted, the pool must hold the text; the room for the answer is added to it. The length is
   // not set as the context, because that is the user's limit on positions, the same for every policy. If the
   // text is not known, or the answer has no limit, the library chooses a pool for all tokens that the model
   // was trained for.
   const bool as_trained =
       tokens == 0 || (s.predict < 0 && tokens + kOpenEnd < model_info(model).context_length);
-  if (!evicts && !o.pool && !o.context && !as_trained)
+  if (!(traits & THIMBLE_TRAIT_EVICTS) && !o.pool && !o.context && !as_trained)
     o.pool = static_cast<uint32_t>(std::min<uint64_t>(tokens, INT32_MAX));
   return o;
 }
@@ -505,13 +504,14 @@ std::string heads_path(const std::string& model_path) {
 }
 
 bool needs_heads(int32_t retention) {
-  return retention == THIMBLE_RETENTION_LOCRET || retention == THIMBLE_RETENTION_MIX ||
-         retention == THIMBLE_RETENTION_ADORE;
+  return thimble_retention_traits(retention) & (THIMBLE_TRAIT_RETAINER | THIMBLE_TRAIT_CONTROLLER);
 }
 
 bool can_score(int32_t heads, int32_t retention) {
-  if (heads == THIMBLE_RETENTION_DEFAULT || !needs_heads(retention)) return false;
-  return (heads == THIMBLE_RETENTION_ADORE) == (retention == THIMBLE_RETENTION_ADORE);
+  if (heads == THIMBLE_RETENTION_DEFAULT) return false;
+  const bool controller = thimble_retention_traits(heads) & THIMBLE_TRAIT_CONTROLLER;
+  return thimble_retention_traits(retention) &
+         (controller ? THIMBLE_TRAIT_CONTROLLER : THIMBLE_TRAIT_RETAINER);
 }
 
 Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {

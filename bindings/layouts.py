@@ -21,7 +21,7 @@ INCLUDE = BINDINGS.parent / "include"
 # Bindings read texts; training and inspecting models are done with the command. Names with these prefixes are left out.
 LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimble_model_(open_|kv_heads|metadata|tensor)|thimble_tensor"
                       r"|thimble_device_(rates|measure)|thimble_progress|thimble_message|thimble_chat_text|thimble_token_bytes"
-                      r"|thimble_session_(save_fd|restore_fd|file_bytes|plan_heads)|thimble_status_text|THIMBLE_TRAINING|THIMBLE_VERSION"
+                      r"|thimble_session_(save_fd|restore_fd|file_bytes|plan_heads)|thimble_status_text|thimble_retention_traits|THIMBLE_TRAIT|THIMBLE_TRAINING|THIMBLE_VERSION"
                       r"|THIMBLE_CHAT_CONTINUE|THIMBLE_CHAT_PARSE_CONTENT"
                       r"|THIMBLE_TOKENIZE_CONTINUE|thimble_tokenize_cut")
 

@@ -144,3 +144,16 @@ void thimble_sampler_options_init(thimble_sampler_options* options, uint32_t str
 
 const char* thimble_retention_name(int32_t retention) { return policy_name(Retention{retention}); }
 const char* thimble_selection_name(int32_t selection) { return policy_name(Selection{selection}); }
+
+uint32_t thimble_retention_traits(int32_t retention) {
+  if (!thimble_retention_name(retention)) return 0;
+  const RetentionTraits t = traits(Retention{retention});
+  uint32_t bits = 0;
+  if (t.evicts()) bits |= THIMBLE_TRAIT_EVICTS;
+  if (t.eviction == Eviction::kAfterEachToken) bits |= THIMBLE_TRAIT_EVICTS_EACH;
+  if (t.takes == Takes::kShares || t.takes == Takes::kRetainer) bits |= THIMBLE_TRAIT_SHARES;
+  if (t.takes == Takes::kRetainer) bits |= THIMBLE_TRAIT_RETAINER;
+  if (t.takes == Takes::kController) bits |= THIMBLE_TRAIT_CONTROLLER;
+  if (t.scored == Scored::kOnHost) bits |= THIMBLE_TRAIT_REMEMBERS;
+  return bits;
+}

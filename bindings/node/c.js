@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 12; // THIMBLE_ABI that this file was written for; a library with a larger number works too
+const ABI = 13; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,

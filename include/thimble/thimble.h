@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 12
+#define THIMBLE_ABI 13
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -517,6 +517,17 @@ enum { /* selection: which entries a generated token attends to */
  * counting up from 0 lists all of them. Static text. */
 THIMBLE_API const char* thimble_retention_name(int32_t retention);
 THIMBLE_API const char* thimble_selection_name(int32_t selection);
+enum { /* what a retention does and needs: bits of thimble_retention_traits */
+  THIMBLE_TRAIT_EVICTS = 1,        /* it evicts entries when a pool is over its size */
+  THIMBLE_TRAIT_EVICTS_EACH = 2,   /* once the pool is full, each generated token evicts one entry, so an answer needs no
+                                      room in the pool */
+  THIMBLE_TRAIT_SHARES = 4,        /* it takes the shares of options.heads, if they are set */
+  THIMBLE_TRAIT_RETAINER = 8,      /* options.heads must be a retainer */
+  THIMBLE_TRAIT_CONTROLLER = 16,   /* options.heads must be ADORE's controller */
+  THIMBLE_TRAIT_REMEMBERS = 32     /* it keeps a record of every token, in host memory that grows with options.context */
+};
+/* The traits of a retention, a sum of the bits above. 0 for a number without a policy. */
+THIMBLE_API uint32_t thimble_retention_traits(int32_t retention);
 enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with retention, else layer */
 enum { /* formats of keys and values in the pool: bytes for 32 channels */
   THIMBLE_KV_F16 = 0,  /* 64 */

@@ -367,6 +367,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
     o.pool = static_cast<uint32_t>(std::min<uint64_t>(sum / pairs, kLargestCount + 1));
   }
   THIMBLE_TRY(resolve_recall(o));
+  THIMBLE_TRY(check_heads(o));
   THIMBLE_TRY(policies.retention->resolve(model, o));
   const auto is_latent = [](const Layer& layer) { return layer.retains() && layer.attention()->is_latent(); };
   if (o.recall && std::any_of(model.layers.begin(), model.layers.end(), is_latent))

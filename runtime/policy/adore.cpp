@@ -16,11 +16,6 @@ constexpr uint32_t kRefresh = 16;  // tokens after which the ages in the scores 
 class Adore : public RetentionPolicy, public HostControl {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {
-    const Retainer* retainer = o.retainer.get();
-    if (!retainer || retainer->kind != Retainer::Kind::kAdore)
-      return error(Code::kInvalidArgument,
-                   "adore retention needs the controller of this model; give its file (--heads), or choose "
-                   "another retention");
     if (model.has_states())
       return error(
           Code::kUnsupported,
@@ -44,7 +39,7 @@ class Adore : public RetentionPolicy, public HostControl {
     if (o.stabilizers == kDefault) o.stabilizers = kRecent;
     if (!o.context) o.context = std::max(model.info.context_length, 1u);
     if (o.chunk) o.chunk = std::max(o.chunk, o.rebuild + 1);
-    if (!o.pool && !o.budget) o.pool = retainer->budget;
+    if (!o.pool && !o.budget) o.pool = o.retainer->budget;
     if (o.protect_init == kDefault) o.protect_init = kSinks;
     const uint64_t least = uint64_t(std::max(o.rebuild, 1u)) + o.protect_init + o.stabilizers;
     if (o.pool && o.pool < least)

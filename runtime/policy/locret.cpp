@@ -14,11 +14,6 @@ class Locret : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
     const Retainer* retainer = o.retainer.get();
-    if (!retainer || retainer->kind == Retainer::Kind::kAdore)
-      return error(Code::kInvalidArgument,
-                   "%s retention needs the retainer of this model; give its file (--heads), or choose "
-                   "another retention",
-                   policy_name(o.retention));
     if (!o.chunk) o.chunk = retainer->chunk;
     if (o.local == kDefault && retainer->local) o.local = retainer->local;
     if (!o.pool && !o.budget) o.pool = retainer->budget;

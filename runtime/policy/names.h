@@ -8,17 +8,17 @@
 
 namespace thimble {
 
-// X(value, name, when entries are evicted, when they are scored, where they are scored)
-#define THIMBLE_RETENTIONS(X)                               \
-  X(None, none, kNever, kAtOnce, kOnDevice)                 \
-  X(Window, window, kWhenFull, kAtOnce, kOnDevice)          \
-  X(Random, random, kWhenFull, kAtOnce, kOnDevice)          \
-  X(Locret, locret, kWhenFull, kInBatches, kOnDevice)       \
-  X(KeyDiff, keydiff, kWhenFull, kAtOnce, kOnDevice)        \
-  X(Tova, tova, kWhenFull, kAtOnce, kOnDevice)              \
-  X(Reread, reread, kWhenFull, kOnSecondReading, kOnDevice) \
-  X(Adore, adore, kAfterEachToken, kAtOnce, kOnHost)        \
-  X(Mix, mix, kWhenFull, kInBatches, kOnDevice)
+// X(value, name, when entries are evicted, when they are scored, where they are scored, heads that it takes)
+#define THIMBLE_RETENTIONS(X)                                         \
+  X(None, none, kNever, kAtOnce, kOnDevice, kNoHeads)                 \
+  X(Window, window, kWhenFull, kAtOnce, kOnDevice, kNoHeads)          \
+  X(Random, random, kWhenFull, kAtOnce, kOnDevice, kNoHeads)          \
+  X(Locret, locret, kWhenFull, kInBatches, kOnDevice, kRetainer)      \
+  X(KeyDiff, keydiff, kWhenFull, kAtOnce, kOnDevice, kShares)         \
+  X(Tova, tova, kWhenFull, kAtOnce, kOnDevice, kNoHeads)              \
+  X(Reread, reread, kWhenFull, kOnSecondReading, kOnDevice, kNoHeads) \
+  X(Adore, adore, kAfterEachToken, kAtOnce, kOnHost, kController)     \
+  X(Mix, mix, kWhenFull, kInBatches, kOnDevice, kRetainer)
 
 #define THIMBLE_SELECTIONS(X) \
   X(Dense, dense)             \
@@ -47,16 +47,20 @@ enum class Scoring {
 };
 // Where scores are computed. On the host: by the policy's HostControl (policy.h).
 enum class Scored { kOnDevice, kOnHost };
+// Which trained heads the retention takes. Shares are optional; a retainer or a controller is needed.
+enum class Takes { kNoHeads, kShares, kRetainer, kController };
 
 // What the planner and the engine must know of a retention.
 struct RetentionTraits {
   Eviction eviction;
   Scoring scoring;
   Scored scored;
+  Takes takes;
   constexpr bool evicts() const { return eviction != Eviction::kNever; }
 };
 
-#define X(value, name, eviction, scoring, scored) {Eviction::eviction, Scoring::scoring, Scored::scored},
+#define X(value, name, eviction, scoring, scored, takes) \
+  {Eviction::eviction, Scoring::scoring, Scored::scored, Takes::takes},
 inline constexpr RetentionTraits kRetentionTraits[] = {THIMBLE_RETENTIONS(X)};
 #undef X
 constexpr RetentionTraits traits(Retention r) { return kRetentionTraits[static_cast<size_t>(r)]; }

@@ -93,6 +93,17 @@ uint32_t again_rows(const SessionOptions& o) {
   return traits(o.retention).scoring == Scoring::kOnSecondReading ? o.chunk : 0;
 }
 
+Status check_heads(const SessionOptions& o) {
+  const Takes takes = traits(o.retention).takes;
+  if (takes != Takes::kRetainer && takes != Takes::kController) return {};
+  const bool controller = takes == Takes::kController;
+  if (o.retainer && (o.retainer->kind == Retainer::Kind::kAdore) == controller) return {};
+  return error(
+      Code::kInvalidArgument,
+      "%s retention needs the %s of this model; give its file (--heads), or choose another retention",
+      policy_name(o.retention), controller ? "controller" : "retainer");
+}
+
 Status resolve_eviction(SessionOptions& o) {
   constexpr uint32_t kDefaultLocal = 100;
   // The number of generated tokens between two evictions. An eviction reads and moves the whole pool, so it

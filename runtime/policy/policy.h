@@ -236,6 +236,8 @@ inline constexpr uint32_t kBatchRows = 64;
 // The number of first entries that stay by default, whatever their scores. Models pay much attention to them
 // (StreamingLLM), and quality drops with fewer.
 inline constexpr uint32_t kSinks = 4;
+// Refuses a retention without the trained heads that it needs (RetentionTraits::takes).
+Status check_heads(const SessionOptions&);
 // Sets what all evicting retention policies share: the defaults of local, protect_init and max_new. Once the
 // pool is known, it also checks that the stabilizers leave entries to choose from.
 Status resolve_eviction(SessionOptions&);

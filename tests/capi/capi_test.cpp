@@ -71,6 +71,25 @@ TEST(Library, NamesItsPolicies) {
   EXPECT_EQ(thimble_selection_name(3), nullptr);
 }
 
+TEST(Library, SaysWhatARetentionDoesAndNeeds) {
+  const uint32_t trained = THIMBLE_TRAIT_EVICTS | THIMBLE_TRAIT_SHARES | THIMBLE_TRAIT_RETAINER;
+  const std::pair<int32_t, uint32_t> expected[] = {
+      {THIMBLE_RETENTION_NONE, 0},
+      {THIMBLE_RETENTION_WINDOW, THIMBLE_TRAIT_EVICTS},
+      {THIMBLE_RETENTION_RANDOM, THIMBLE_TRAIT_EVICTS},
+      {THIMBLE_RETENTION_LOCRET, trained},
+      {THIMBLE_RETENTION_KEYDIFF, THIMBLE_TRAIT_EVICTS | THIMBLE_TRAIT_SHARES},
+      {THIMBLE_RETENTION_TOVA, THIMBLE_TRAIT_EVICTS},
+      {THIMBLE_RETENTION_REREAD, THIMBLE_TRAIT_EVICTS},
+      {THIMBLE_RETENTION_ADORE,
+       THIMBLE_TRAIT_EVICTS | THIMBLE_TRAIT_EVICTS_EACH | THIMBLE_TRAIT_CONTROLLER | THIMBLE_TRAIT_REMEMBERS},
+      {THIMBLE_RETENTION_MIX, trained},
+      {THIMBLE_RETENTION_DEFAULT, 0},
+      {9, 0}};
+  for (const auto& [retention, bits] : expected)
+    EXPECT_EQ(thimble_retention_traits(retention), bits) << retention;
+}
+
 TEST(Library, ListsTheProcessorAsADevice) {
   Error e;
   uint32_t count = 0;

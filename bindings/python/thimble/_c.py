@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 12  # THIMBLE_ABI that this file was written for; a library with a larger number works too
+ABI = 13  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,

@@ -121,7 +121,7 @@ structs! {
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 12;
+    THIMBLE_ABI: u32 = 13;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
