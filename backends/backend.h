@@ -14,6 +14,7 @@
 #include <string>
 #include <variant>
 
+#include "backends/host.h"
 #include "backends/op_params.h"
 #include "base/dtype.h"
 #include "base/status.h"
@@ -725,6 +726,8 @@ struct Stream {
 // A device. Sessions on any threads share it; it locks its own queue.
 struct Device {
   virtual ~Device() = default;
+  // What its sessions use of the host. open_device() sets it for devices that have none of their own.
+  std::shared_ptr<Host> host;
   virtual DeviceInfo info() const = 0;
   // What this device needs in addition to the runtime's arenas. If it does not support a shape: Unsupported,
   // with the shape and what would fit.

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "backends/cpu/host/cpu_device.h"
+#include "backends/cpu/host/cpu_host.h"
 #ifdef THIMBLE_CUDA
 #include "backends/cuda/host/cuda_device.h"
 #endif
@@ -38,7 +39,7 @@ const char* backend_names() {
   return number;
 }
 
-Result<std::shared_ptr<Device>> open_device(const std::string& name, const DeviceOptions& options) {
+static Result<std::shared_ptr<Device>> open_backend(const std::string& name, const DeviceOptions& options) {
   const bool any = name == "auto" || name.empty();
 #ifdef THIMBLE_CUDA
   if (any)
@@ -56,6 +57,12 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name, const Devic
   if (name == "cpu" || any) return open_cpu_device(options.threads);
   return error(Code::kUnsupported, "device \"%s\" is not in this build; it has: %s", name.c_str(),
                backend_names());
+}
+
+Result<std::shared_ptr<Device>> open_device(const std::string& name, const DeviceOptions& options) {
+  THIMBLE_LET(device, open_backend(name, options));
+  if (!device->host) device->host = make_host(options.threads);
+  return device;
 }
 
 std::vector<DeviceInfo> list_devices() {

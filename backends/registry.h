@@ -14,7 +14,7 @@ namespace thimble {
 const char* backend_names();
 
 struct DeviceOptions {
-  uint32_t threads = 0;  // cpu: worker threads; 0: one per core
+  uint32_t threads = 0;  // of the host; 0: one per core, for a card at most 16
   // For tests. cuda: uses only features of compute capability 8.0. vulkan: uses only what Vulkan 1.2
   // guarantees.
   bool portable = false;

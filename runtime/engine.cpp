@@ -77,9 +77,7 @@ Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
     held_.reserve(plan_.capacity);
     embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
   }
-  if (choice_)
-    allocated +=
-        RecallChoice::bytes(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  if (choice_) allocated += RecallChoice::bytes(*model_, recall_limits(plan_));
   if (plan_.options.recall_disk) allocated += store_->bytes();
   allocated += stream_->bytes + programs_.bytes() + held_.capacity() * sizeof(int32_t) +
                embeddings_.size() * sizeof(float) + heads * (sizeof(HeadState) + sizeof(HeadRun)) +

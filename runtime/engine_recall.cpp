@@ -17,8 +17,7 @@ Status Engine::make_store() {
   if (!plan_.options.recall) return {};
   THIMBLE_LET(store, RecallStore::create(recall_shape(*model_, plan_.options)));
   store_.emplace(std::move(store));
-  if (plan_.options.most_recalled())
-    choice_.emplace(*model_, recall_limits(plan_.options, plan_.dimensions, plan_.store_pages));
+  if (plan_.options.most_recalled()) choice_.emplace(*model_, recall_limits(plan_));
   return {};
 }
 
@@ -77,11 +76,13 @@ Status Engine::store_spilled() {
   spilled[0] = 0;
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
     const uint64_t at = head * capacity;
-    THIMBLE_TRY(store_->add(first_run + head, {.positions = {on_host<int32_t>(r.pos) + at, spilled[1 + head]},
-                                               .scores = on_host<float>(r.cis) + at,
-                                               .keys = on_host<float>(r.keys) + at * m.head_dim,
-                                               .k = row_at(r.k[layer], m, at),
-                                               .v = row_at(r.v[layer], m, at)}));
+    THIMBLE_TRY(store_->add(first_run + head,
+                            {.positions = {on_host<int32_t>(r.pos) + at, spilled[1 + head]},
+                             .scores = on_host<float>(r.cis) + at,
+                             .keys = on_host<float>(r.keys) + at * m.head_dim,
+                             .k = row_at(r.k[layer], m, at),
+                             .v = row_at(r.v[layer], m, at)},
+                            *device_->host));
   }
   return {};
 }
@@ -115,7 +116,8 @@ Status Engine::recall(SequenceState& state) {
                      .ahead = state.ahead,
                      .scale = model_->attention_scale,
                      .rope = rope_params(setting_, m, layout_, layer),
-                     .alike = !plan_.options.recalls_per_head()});
+                     .alike = !plan_.options.recalls_per_head()},
+                    *device_->host);
     THIMBLE_TRY(check_store(exchange(layer, segment++, state), state));
   }
   return {};

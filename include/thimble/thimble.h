@@ -557,7 +557,8 @@ typedef void (*thimble_progress_fn)(void* user, const thimble_progress* progress
 
 typedef struct thimble_session_options {
   uint32_t struct_size;
-  uint32_t threads;             /* cpu: worker threads; 0: one for each core that the process may use */
+  uint32_t threads;             /* worker threads; with a card, those of the host that serve its store of evicted
+                                   entries; 0: one for each core that the process may use, for a card at most 16 */
   const char* device;           /* NULL: "auto", the best device; or a name from thimble_device_info */
   const thimble_heads* heads;   /* for LOCRET, MIX and ADORE; KEYDIFF uses only their shares of the pool. Needed until
                                    thimble_session_create returns */

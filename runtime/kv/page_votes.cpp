@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/bits.h"
+
 namespace thimble {
 namespace {
 
@@ -18,25 +20,19 @@ Pair pair_of(const RopeParams& p, uint32_t i) {
 
 }  // namespace
 
-PageVotes::PageVotes(const RopeScheme& rope, uint32_t positions, uint32_t context, uint32_t group,
-                     uint32_t head_dim, uint32_t pages)
-    : rope_(size_t(rope_table_rows(positions)) * rope.n_rot),
-      q_(size_t(head_dim) * group * kAskingTokens),
-      q2_(q_.size()),
-      scores_(size_t(pages) * group * kAskingTokens),
-      most_(size_t(group) * kAskingTokens),
-      sum_(most_.size()),
-      mean_(head_dim),
-      variance_(head_dim),
-      query_(head_dim) {
-  fill_rope_table(rope, positions, context, rope_.data());
+PageVotes::PageVotes(const RopeScheme& rope, const Limits& l)
+    : rope_(size_t(rope_table_rows(l.positions)) * rope.n_rot),
+      queries_(size_t(kAskingTokens) * l.group * columns(l.head_dim)),
+      scores_(size_t(kAskingTokens) * l.group * l.pages),
+      sums_(size_t(kAskingTokens) * l.group),
+      scratch_(size_t(l.threads) * 2 * Host::kMostRows * columns(l.head_dim)) {
+  fill_rope_table(rope, l.positions, l.context, rope_.data());
 }
 
-uint64_t PageVotes::bytes(const RopeScheme& rope, uint32_t positions, uint32_t group, uint32_t head_dim,
-                          uint32_t pages) {
-  const uint64_t queries = uint64_t(group) * kAskingTokens;
-  return (uint64_t(rope_table_rows(positions)) * rope.n_rot + (2 * head_dim + pages + 2) * queries +
-          3 * head_dim) *
+uint64_t PageVotes::bytes(const RopeScheme& rope, const Limits& l) {
+  const uint64_t row = columns(l.head_dim), queries = uint64_t(kAskingTokens) * l.group;
+  return (uint64_t(rope_table_rows(l.positions)) * rope.n_rot + queries * (row + l.pages + 1) +
+          uint64_t(l.threads) * 2 * Host::kMostRows * row) *
          sizeof(float);
 }
 
@@ -54,73 +50,88 @@ void PageVotes::rotate(float* x, uint64_t position, const RopeParams& p) const {
   }
 }
 
-void PageVotes::read_queries(const Queries& q, const RopeParams& rope, Positions own) {
-  const bool by_list = rope.mode == kRopeList;
-  const uint32_t n = q.count * q.group;
-  const uint64_t listed = own.size() + q.ahead;
-  for (uint32_t age = 0; age < q.count; ++age) {
-    const uint64_t position = q.read - 1 - age;
-    const float* const row = q.ring + position % kAskingTokens * q.stride;
-    for (uint32_t head = 0; head < q.group; ++head) {
-      std::copy_n(row + head * q.head_dim, q.head_dim, query_.data());
-      rotate(query_.data(), by_list ? listed - std::min<uint64_t>(listed, 1 + age) : position, rope);
-      for (uint32_t c = 0; c < q.head_dim; ++c) {
-        const float x = query_[c] * q.scale;
-        q_[c * n + age * q.group + head] = x;
-        q2_[c * n + age * q.group + head] = x * x / 2;
-      }
-    }
-  }
+// Under list positions, both channels of a pair have the mean of their variances, so they share a column.
+static uint32_t paired(const RopeParams& p) { return p.mode == kRopeList ? p.n_rot : 0; }
+static uint32_t used_columns(const RopeParams& p, uint32_t head_dim) {
+  return 2 * head_dim - paired(p) / 2 + 1;
 }
 
-void PageVotes::estimate(const RecallStore& store, size_t run, const Queries& q, const RopeParams& rope,
-                         Positions own) {
-  const uint32_t n = q.count * q.group;
-  for (uint32_t i = 0; i < store.count(run); ++i) {
-    const RecallStore::Page& page = store.page(run, i);
-    const auto entries = static_cast<float>(std::popcount(page.held));
-    const std::span<const float> means = store.means(run, i), squares = store.squares(run, i);
-    std::copy(means.begin(), means.end(), mean_.begin());
-    for (uint32_t c = 0; c < q.head_dim; ++c) variance_[c] = squares[c] / entries;
-    if (rope.mode == kRopeList) {
-      const auto middle = static_cast<int32_t>(page.number * kRecallPage + kRecallPage / 2);
-      rotate(mean_.data(),
-             static_cast<uint64_t>(std::lower_bound(own.begin(), own.end(), middle) - own.begin()), rope);
-      for (uint32_t r = 0; r < rope.n_rot / 2; ++r) {
-        const auto [a, b] = pair_of(rope, r);
-        variance_[a] = variance_[b] = (variance_[a] + variance_[b]) / 2;
-      }
-    }
-    float* const scores = &scores_[size_t(i) * n];
-    std::fill_n(scores, n, std::log(entries));
-    for (uint32_t c = 0; c < q.head_dim; ++c) {
-      const float mean = mean_[c], variance = variance_[c];
-      const float *const x = &q_[size_t(c) * n], *const x2 = &q2_[size_t(c) * n];
-      for (uint32_t v = 0; v < n; ++v) scores[v] += mean * x[v] + variance * x2[v];
-    }
+void PageVotes::read_query(const Queries& q, uint32_t age, uint32_t head, const RopeParams& rope,
+                           Positions own) {
+  const uint64_t position = q.read - 1 - age, listed = own.size() + q.ahead;
+  float* row = &queries_[(size_t(head) * q.count + age) * used_];
+  std::copy_n(q.ring + position % kAskingTokens * q.stride + head * q.head_dim, q.head_dim, row);
+  rotate(row, rope.mode == kRopeList ? listed - std::min<uint64_t>(listed, 1 + age) : position, rope);
+  for (uint32_t c = 0; c < q.head_dim; ++c) row[c] *= q.scale;
+  float* column = row + q.head_dim;
+  for (uint32_t i = 0; i < paired(rope) / 2; ++i) {
+    const auto [a, b] = pair_of(rope, i);
+    *column++ = (row[a] * row[a] + row[b] * row[b]) / 2;
   }
+  for (uint32_t c = paired(rope); c < q.head_dim; ++c) *column++ = row[c] * row[c] / 2;
+  *column = 1;
+}
+
+void PageVotes::read_page(const RecallStore& store, size_t run, uint32_t i, const RopeParams& rope,
+                          Positions own, float* row) const {
+  const RecallStore::Page& page = store.page(run, i);
+  const auto entries = static_cast<float>(std::popcount(page.held));
+  const std::span<const float> means = store.means(run, i), squares = store.squares(run, i);
+  float* column = std::copy(means.begin(), means.end(), row);
+  if (rope.mode == kRopeList) {
+    const auto middle = static_cast<int32_t>(page.number * kRecallPage + kRecallPage / 2);
+    const auto place = std::lower_bound(own.begin(), own.end(), middle) - own.begin();
+    rotate(row, static_cast<uint64_t>(place), rope);
+  }
+  for (uint32_t r = 0; r < paired(rope) / 2; ++r) {
+    const auto [a, b] = pair_of(rope, r);
+    *column++ = (squares[a] + squares[b]) / (2 * entries);
+  }
+  for (uint32_t c = paired(rope); c < squares.size(); ++c) *column++ = squares[c] / entries;
+  *column = std::log(entries);
+}
+
+// Estimates the attention that all queries would pay to some pages.
+void PageVotes::estimate(const RecallStore& store, size_t run, uint32_t first, uint32_t count,
+                         const RopeParams& rope, Positions own, Host& host, uint32_t worker) {
+  const size_t room = size_t(Host::kMostRows) * used_;
+  float *const pages = &scratch_[worker * 2 * room], *const panels = pages + room;
+  for (uint32_t i = 0; i < count; ++i) read_page(store, run, first + i, rope, own, pages + size_t(i) * used_);
+  host.multiply(queries_.data(), n_queries_, pages, count, used_, &scores_[first], n_pages_, panels);
 }
 
 void PageVotes::add(const RecallStore& store, size_t run, const Queries& q, const RopeParams& rope,
-                    Positions own, std::span<float> votes) {
-  const uint32_t n = q.count * q.group, pages = store.count(run);
-  read_queries(q, rope, own);
-  estimate(store, run, q, rope, own);
-  std::fill_n(most_.begin(), n, -std::numeric_limits<float>::infinity());
-  std::fill_n(sum_.begin(), n, 0.0f);
-  const auto for_scores = [&](const auto& use) {
-    for (uint32_t i = 0; i < pages; ++i)
-      for (uint32_t v = 0; v < n; ++v) use(i, v, scores_[size_t(i) * n + v]);
-  };
-  for_scores([&](uint32_t, uint32_t v, float s) { most_[v] = std::max(most_[v], s); });
-  for_scores([&](uint32_t, uint32_t v, float& s) { sum_[v] += s = std::exp(s - most_[v]); });
-  for (uint32_t i = 0; i < pages; ++i)
-    for (uint32_t head = 0; head < q.group; ++head) {
-      float most = 0;
-      for (uint32_t v = head; v < n; v += q.group)
-        most = std::max(most, scores_[size_t(i) * n + v] / sum_[v]);  // 0 rather than NaN
-      votes[i] += most;
+                    Positions own, Host& host, std::span<float> votes) {
+  constexpr uint32_t kPages = 32, kQueries = 8;  // at once
+  static_assert(kPages <= Host::kMostRows);
+  used_ = used_columns(rope, q.head_dim);
+  n_queries_ = q.count * q.group;
+  n_pages_ = store.count(run);
+  if (!n_pages_) return;
+  for (uint32_t head = 0; head < q.group; ++head)
+    for (uint32_t age = 0; age < q.count; ++age) read_query(q, age, head, rope, own);
+  const auto blocks = static_cast<uint32_t>(ceil_div(n_pages_, kPages));
+  const auto pages_of = [&](uint32_t block) { return std::min(kPages, n_pages_ - block * kPages); };
+  host.run(blocks, [&](uint32_t block, uint32_t worker) {
+    estimate(store, run, block * kPages, pages_of(block), rope, own, host, worker);
+  });
+  host.run(static_cast<uint32_t>(ceil_div(n_queries_, kQueries)), [&](uint32_t some, uint32_t) {
+    for (uint32_t v = some * kQueries; v < std::min(n_queries_, (some + 1) * kQueries); ++v) {
+      const float* const scores = &scores_[size_t(v) * n_pages_];
+      const float most = *std::max_element(scores, scores + n_pages_);
+      sums_[v] = most + static_cast<float>(std::log(host.sum_exp(scores, n_pages_, most)));
     }
+  });
+  host.run(blocks, [&](uint32_t block, uint32_t) {
+    for (uint32_t head = 0; head < q.group; ++head) {
+      float most[kPages];
+      std::fill_n(most, kPages, -std::numeric_limits<float>::infinity());
+      for (uint32_t v = head * q.count; v < (head + 1) * q.count; ++v)
+        for (uint32_t i = 0; i < pages_of(block); ++i)  // a NaN counts as -inf
+          most[i] = std::max(most[i], scores_[size_t(v) * n_pages_ + block * kPages + i] - sums_[v]);
+      for (uint32_t i = 0; i < pages_of(block); ++i) votes[block * kPages + i] += std::exp(most[i]);
+    }
+  });
 }
 
 }  // namespace thimble

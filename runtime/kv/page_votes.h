@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/host.h"
 #include "runtime/kv/recall_store.h"
 #include "runtime/model/model.h"
 
@@ -20,13 +21,15 @@ inline constexpr uint32_t kAskingTokens = 32;
 
 class PageVotes {
  public:
-  // Room for these numbers of rotary positions, of query heads of a KV head, of channels, and of pages of a
-  // run. `context` as for fill_rope_table().
-  PageVotes(const RopeScheme&, uint32_t positions, uint32_t context, uint32_t group, uint32_t head_dim,
-            uint32_t pages);
+  struct Limits {
+    uint32_t positions = 0, context = 0;  // of the rotary table, as for fill_rope_table()
+    uint32_t group = 0, head_dim = 0;     // query heads of a KV head, and channels
+    uint32_t pages = 0;                   // of a run
+    uint32_t threads = 1;
+  };
+  PageVotes(const RopeScheme&, const Limits&);
   // The bytes of such an object's arrays.
-  static uint64_t bytes(const RopeScheme&, uint32_t positions, uint32_t group, uint32_t head_dim,
-                        uint32_t pages);
+  static uint64_t bytes(const RopeScheme&, const Limits&);
 
   // The queries of the latest tokens for one KV head, not rotated.
   struct Queries {
@@ -38,20 +41,28 @@ class PageVotes {
   };
   // Where the run's own entries are in the text. Empty: keys are stored as rotated to their positions.
   using Positions = std::span<const int32_t>;
-  // Adds the votes for each page of a run.
-  void add(const RecallStore&, size_t run, const Queries&, const RopeParams&, Positions own,
+  // Adds the votes for each page of a run. They do not depend on the number of threads.
+  void add(const RecallStore&, size_t run, const Queries&, const RopeParams&, Positions own, Host&,
            std::span<float> votes);
 
  private:
+  // The columns of which a query and a page have one each, so that the products' sum is the logarithm of the
+  // estimate: the channels, the variances, and the number of entries.
+  static uint32_t columns(uint32_t head_dim) { return 2 * head_dim + 1; }
   void rotate(float* x, uint64_t position, const RopeParams&) const;
-  void read_queries(const Queries&, const RopeParams&, Positions own);
-  void estimate(const RecallStore&, size_t run, const Queries&, const RopeParams&, Positions own);
+  void read_query(const Queries&, uint32_t age, uint32_t head, const RopeParams&, Positions own);
+  void read_page(const RecallStore&, size_t run, uint32_t page, const RopeParams&, Positions own,
+                 float* row) const;
+  void estimate(const RecallStore&, size_t run, uint32_t first, uint32_t count, const RopeParams&,
+                Positions own, Host&, uint32_t worker);
 
-  std::vector<float> rope_;                     // as in backends/backend.h
-  std::vector<float> q_, q2_;                   // [head_dim][queries]: scaled queries, and half their squares
-  std::vector<float> scores_;                   // [pages][queries]
-  std::vector<float> most_, sum_;               // [queries]
-  std::vector<float> mean_, variance_, query_;  // [head_dim]
+  std::vector<float> rope_;     // as in backends/backend.h
+  std::vector<float> queries_;  // [query head][token][columns]
+  std::vector<float> scores_;   // [query head][token][pages]
+  std::vector<float> sums_;     // [query head][token]: the logarithm of the sum of exp(score)
+  std::vector<float> scratch_;  // [thread][2][Host::kMostRows][columns]: pages, and their panels
+  // Of the latest call.
+  uint32_t used_ = 0, n_queries_ = 0, n_pages_ = 0;  // columns, queries and pages
 };
 
 }  // namespace thimble

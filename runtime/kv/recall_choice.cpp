@@ -23,12 +23,20 @@ struct Widest {
   }
 };
 
+PageVotes::Limits votes_limits(const Model& model, const RecallChoice::Limits& l) {
+  const Widest widest(model);
+  return {.positions = l.rope_positions,
+          .context = l.context,
+          .group = widest.group,
+          .head_dim = widest.head_dim,
+          .pages = l.pages,
+          .threads = l.threads};
+}
+
 }  // namespace
 
 RecallChoice::RecallChoice(const Model& model, const Limits& limits)
-    : limits_(limits),
-      votes_(model.rope, limits.rope_positions, limits.context, Widest(model).group, Widest(model).head_dim,
-             limits.pages) {
+    : limits_(limits), votes_(model.rope, votes_limits(model, limits)) {
   const Widest widest(model);
   ring_.resize(size_t(kAskingTokens) * widest.q_cols);
   positions_.resize(size_t(widest.kv_heads) * limits.capacity);
@@ -42,7 +50,7 @@ RecallChoice::RecallChoice(const Model& model, const Limits& limits)
 uint64_t RecallChoice::bytes(const Model& model, const Limits& limits) {
   const Widest widest(model);
   const uint64_t word = 4, kv_heads = widest.kv_heads;
-  return PageVotes::bytes(model.rope, limits.rope_positions, widest.group, widest.head_dim, limits.pages) +
+  return PageVotes::bytes(model.rope, votes_limits(model, limits)) +
          word * (uint64_t(kAskingTokens) * widest.q_cols + kv_heads * limits.capacity + 2 * kv_heads +
                  2 * limits.pages + kv_heads * limits.recall);
 }
@@ -64,7 +72,8 @@ void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head,
   list[0] = own_[head] = own;
 }
 
-void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking) {
+void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking,
+                          Host& host) {
   const auto vote = [&](uint32_t head, std::span<float> sums) {
     votes_.add(store, m.first_run + head,
                {.ring = ring_.data() + size_t(head) * m.group() * m.head_dim,
@@ -75,7 +84,7 @@ void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, con
                 .read = asking.read,
                 .ahead = asking.ahead,
                 .scale = asking.scale},
-               asking.rope, positions(head).first(own_[head]), sums);
+               asking.rope, positions(head).first(own_[head]), host, sums);
   };
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
     const size_t run = m.first_run + head;

@@ -13,6 +13,7 @@ class RecallChoice {
     uint32_t capacity = 0;                     // entries of the longest run
     uint32_t recall = 0;                       // entries that come back into a run at most
     uint32_t pages = 0;                        // of a run in the store
+    uint32_t threads = 1;                      // of the host
   };
   RecallChoice(const Model&, const Limits&);
   // The bytes of such an object's arrays.
@@ -37,7 +38,7 @@ class RecallChoice {
     bool alike = false;  // whether all heads of the layer get the same positions
   };
   // Chooses pages for all heads of a layer, after list_own().
-  void choose(const RecallStore&, const AttentionMixer&, const Asking&);
+  void choose(const RecallStore&, const AttentionMixer&, const Asking&, Host&);
   // The pages that a head gets, by ascending index.
   std::span<const uint32_t> chosen(uint32_t head) const { return {chosen_of(head), counts_[head]}; }
   void choose_none() { std::fill(counts_.begin(), counts_.end(), 0); }

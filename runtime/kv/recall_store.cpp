@@ -34,6 +34,7 @@ RecallStore::Sizes RecallStore::place(const Shape& shape, std::vector<Run>* runs
     run.value_bytes = kv_bytes(rows.v, rows.head_dim);
     run.first = take(next.memory, pages * sizeof(Page));
     run.order = take(next.memory, pages * sizeof(uint32_t));
+    run.lowest = take(next.memory, pages * sizeof(Low));
     run.summaries = take(next.memory, pages * 2 * rows.head_dim * sizeof(float));
     run.rows = take(shape.in_file ? next.file : next.memory,
                     pages * kRecallPage * (run.key_bytes + run.value_bytes));
@@ -83,6 +84,7 @@ Result<RecallStore> RecallStore::create(Shape shape) {
   store.runs_.shrink_to_fit();
   store.memory_ = std::move(memory);
   store.counts_.resize(shape.runs.size());
+  store.ranked_.resize(shape.runs.size());
   store.buffer_.resize(buffer_bytes(shape));
   store.shape_ = std::move(shape);
   return store;
@@ -90,6 +92,7 @@ Result<RecallStore> RecallStore::create(Shape shape) {
 
 void RecallStore::clear() {
   std::fill(counts_.begin(), counts_.end(), 0);
+  ranked_.assign(ranked_.size(), false);
   entries_ = 0;
 }
 
@@ -102,6 +105,7 @@ void RecallStore::close() {
 
 Status RecallStore::copy_from(const RecallStore& from) {
   if (from.closed_) close();
+  ranked_.assign(ranked_.size(), false);
   counts_ = from.counts_;
   entries_ = from.entries_;
   for (size_t run = 0; run < runs_.size(); ++run) {
@@ -163,29 +167,80 @@ std::span<const float> RecallStore::squares(size_t run, uint32_t i) const {
 
 // ---- adding ----
 
+namespace {
+
+int32_t page_of(int32_t position) { return position / static_cast<int32_t>(kRecallPage); }
+uint32_t place_of(int32_t position) { return static_cast<uint32_t>(position) % kRecallPage; }
+
+// Calls use(first, end) for the entries of each page that begin in [from, to).
+template <typename Use>
+void for_pages(std::span<const int32_t> positions, size_t from, size_t to, const Use& use) {
+  const auto is_first = [&](size_t i) {
+    return i == 0 || i == positions.size() || page_of(positions[i]) != page_of(positions[i - 1]);
+  };
+  while (from < to && !is_first(from)) ++from;
+  for (size_t end; from < to; from = end) {
+    for (end = from + 1; !is_first(end);) ++end;
+    use(from, end);
+  }
+}
+
+}  // namespace
+
+// Where a run's order has the page with this number, or would have it.
+uint32_t* RecallStore::find(size_t run, int32_t number) const {
+  const Page* const pages = pages_of(run);
+  uint32_t* const order = order_of(run);
+  return std::lower_bound(order, order + counts_[run], number,
+                          [&](uint32_t slot, int32_t n) { return pages[slot].number < n; });
+}
+
+// The slot of the page with this number, or kNoSlot.
+uint32_t RecallStore::slot_of(size_t run, int32_t number) const {
+  const uint32_t* const at = find(run, number);
+  return at < order_of(run) + counts_[run] && pages_of(run)[*at].number == number ? *at : kNoSlot;
+}
+
+// The slot of a full run's page with the lowest score.
+uint32_t RecallStore::lowest(size_t run) {
+  const Page* const pages = pages_of(run);
+  Low *const lows = lowest_of(run), *const end = lows + counts_[run];
+  const auto after = [](const Low& a, const Low& b) {
+    return a.score != b.score ? a.score > b.score : a.number > b.number;
+  };
+  const auto now = [&](uint32_t slot) { return Low{pages[slot].score, pages[slot].number, slot}; };
+  if (!ranked_[run]) {
+    for (uint32_t slot = 0; slot < counts_[run]; ++slot) lows[slot] = now(slot);
+    std::make_heap(lows, end, after);
+    ranked_[run] = true;
+  }
+  // Scores only rise, and a slot gets a new page only if it is the first one here.
+  while (lows->score != pages[lows->slot].score || lows->number != pages[lows->slot].number) {
+    std::pop_heap(lows, end, after);
+    end[-1] = now(end[-1].slot);
+    std::push_heap(lows, end, after);
+  }
+  return lows->slot;
+}
+
 // The slot of the page with this number. It may be new, or that of the page with the lowest score, if the new
 // page has no lower one. Otherwise kNoSlot.
 uint32_t RecallStore::slot_for(size_t run, int32_t number, float score) {
+  uint32_t slot = slot_of(run, number);
+  if (slot != kNoSlot) return slot;
   Page* const pages = pages_of(run);
   uint32_t* const order = order_of(run);
   uint32_t& count = counts_[run];
-  const auto place_of = [&](int32_t wanted) {
-    return std::lower_bound(order, order + count, wanted,
-                            [&](uint32_t slot, int32_t n) { return pages[slot].number < n; });
-  };
-  uint32_t* at = place_of(number);
-  if (at < order + count && pages[*at].number == number) return *at;
-  uint32_t slot = count;
+  slot = count;
   if (count == shape_.pages) {
-    uint32_t* const lowest = std::min_element(
-        order, order + count, [&](uint32_t a, uint32_t b) { return pages[a].score < pages[b].score; });
-    if (lowest == order + count || score < pages[*lowest].score) return kNoSlot;
-    slot = *lowest;
+    slot = lowest(run);
+    if (score < pages[slot].score) return kNoSlot;
     entries_ -= static_cast<uint32_t>(std::popcount(pages[slot].held));
-    std::copy(lowest + 1, order + count, lowest);
+    uint32_t* const dropped = find(run, pages[slot].number);
+    std::copy(dropped + 1, order + count, dropped);
     --count;
-    at = place_of(number);
   }
+  uint32_t* const at = find(run, number);
   std::copy_backward(at, order + count, order + count + 1);
   *at = slot;
   ++count;
@@ -194,46 +249,76 @@ uint32_t RecallStore::slot_for(size_t run, int32_t number, float score) {
   return slot;
 }
 
-Status RecallStore::add(size_t run, const Entries& entries) {
-  if (!shape_.runs[run].head_dim || closed_) return {};
-  const std::span<const int32_t> positions = entries.positions;
-  const uint64_t key_bytes = runs_[run].key_bytes, value_bytes = runs_[run].value_bytes;
-  const auto page_of = [&](size_t i) { return positions[i] / static_cast<int32_t>(kRecallPage); };
-  for (size_t i = 0, end; i < positions.size(); i = end) {
-    float score = -std::numeric_limits<float>::infinity();
-    for (end = i; end < positions.size() && page_of(end) == page_of(i); ++end)
-      if (entries.scores[end] > score) score = entries.scores[end];  // a NaN counts as -inf
-    const uint32_t slot = slot_for(run, page_of(i), score);
-    if (slot == kNoSlot) continue;
-    Page& page = pages_of(run)[slot];
-    page.score = std::max(page.score, score);
-    std::byte* const k = place_for_rows(run, slot);
-    if (page.held)
-      THIMBLE_TRY(rows(run, slot));
-    else  // nothing of an earlier page gets into saved files
-      std::fill_n(k, rows_bytes(run), std::byte{});
-    std::byte* const v = k + kRecallPage * key_bytes;
-    for (size_t n = i; n < end; ++n) {
-      const uint32_t place = static_cast<uint32_t>(positions[n]) % kRecallPage;
-      std::memcpy(k + place * key_bytes, entries.k + n * key_bytes, key_bytes);
-      std::memcpy(v + place * value_bytes, entries.v + n * value_bytes, value_bytes);
-      page.held = static_cast<uint16_t>(page.held | 1u << place);
-      ++entries_;
-      summarise(run, slot, entries.keys + n * shape_.runs[run].head_dim);
-    }
-    THIMBLE_TRY(write_rows(run, slot, k));
-  }
-  return {};
+// Notes that a page has these entries, if it is in the store or gets there.
+void RecallStore::count(size_t run, const Entries& entries, size_t first, size_t end) {
+  float score = -std::numeric_limits<float>::infinity();
+  for (size_t i = first; i < end; ++i)
+    if (entries.scores[i] > score) score = entries.scores[i];  // a NaN counts as -inf
+  const uint32_t slot = slot_for(run, page_of(entries.positions[first]), score);
+  if (slot == kNoSlot) return;
+  Page& page = pages_of(run)[slot];
+  page.score = std::max(page.score, score);
+  for (size_t i = first; i < end; ++i)
+    page.held = static_cast<uint16_t>(page.held | 1u << place_of(entries.positions[i]));
+  entries_ += end - first;
 }
 
-// Adds a key to the mean and the sum of squared differences from it (Welford).
-void RecallStore::summarise(size_t run, uint32_t slot, const float* key) {
+// Adds entries to a page's rows in memory and to its summary. It had those of `before`.
+void RecallStore::copy_rows(size_t run, uint32_t slot, const Entries& entries, size_t first, size_t end,
+                            uint32_t before) {
+  const uint64_t key_bytes = runs_[run].key_bytes, value_bytes = runs_[run].value_bytes;
+  std::byte *const k = place_for_rows(run, slot), *const v = k + kRecallPage * key_bytes;
+  if (!before) std::fill_n(k, rows_bytes(run), std::byte{});  // nothing of an earlier page is saved
+  auto held = static_cast<float>(std::popcount(before));
+  for (size_t i = first; i < end; ++i) {
+    const uint32_t place = place_of(entries.positions[i]);
+    std::memcpy(k + place * key_bytes, entries.k + i * key_bytes, key_bytes);
+    std::memcpy(v + place * value_bytes, entries.v + i * value_bytes, value_bytes);
+    summarise(run, slot, ++held, entries.keys + i * shape_.runs[run].head_dim);
+  }
+}
+
+// Takes the rows of entries that were counted, unless their page has left the store since.
+Status RecallStore::take_rows(size_t run, const Entries& entries, size_t first, size_t end) {
+  const uint32_t slot = slot_of(run, page_of(entries.positions[first]));
+  if (slot == kNoSlot) return {};
+  uint32_t before = pages_of(run)[slot].held;
+  for (size_t i = first; i < end; ++i) before &= ~(1u << place_of(entries.positions[i]));
+  if (before) THIMBLE_TRY(rows(run, slot));
+  copy_rows(run, slot, entries, first, end, before);
+  return write_rows(run, slot, place_for_rows(run, slot));
+}
+
+// Threads share the pages. With a file there is one buffer, so one thread does all.
+Status RecallStore::add(size_t run, const Entries& entries, Host& host) {
+  constexpr size_t kAtOnce = 64;  // entries
+  if (!shape_.runs[run].head_dim || closed_) return {};
+  const std::span<const int32_t> positions = entries.positions;
+  for_pages(positions, 0, positions.size(),
+            [&](size_t first, size_t end) { count(run, entries, first, end); });
+  Status taken;
+  const auto take = [&](size_t first, size_t end) {
+    if (Status one = take_rows(run, entries, first, end); !one.ok()) taken = std::move(one);
+  };
+  if (file_)
+    for_pages(positions, 0, positions.size(), [&](size_t first, size_t end) {
+      if (taken.ok()) take(first, end);
+    });
+  else  // never fails
+    host.run(static_cast<uint32_t>(ceil_div(positions.size(), kAtOnce)), [&](uint32_t part, uint32_t) {
+      for_pages(positions, part * kAtOnce, std::min(positions.size(), (part + 1) * kAtOnce), take);
+    });
+  return taken;
+}
+
+// Adds a key to the mean and the sum of squared differences from it (Welford), the count-th of its page.
+void RecallStore::summarise(size_t run, uint32_t slot, float count, const float* key) {
   const uint32_t head_dim = shape_.runs[run].head_dim;
-  const auto count = static_cast<float>(std::popcount(pages_of(run)[slot].held));
+  const float share = 1 / count;
   float *const mean = summary(run, slot), *const squares = mean + head_dim;
   for (uint32_t c = 0; c < head_dim; ++c) {
     const float apart = key[c] - mean[c];
-    mean[c] += apart / count;
+    mean[c] += apart * share;
     squares[c] += apart * (key[c] - mean[c]);
   }
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backends/backend.h"
+#include "backends/host.h"
 #include "base/scratch_file.h"
 #include "base/system.h"
 
@@ -70,7 +71,7 @@ class RecallStore {
   // Whether reading the file failed, so that the store must be closed.
   bool failed() const { return failed_; }
   Status copy_from(const RecallStore&);
-  Status add(size_t run, const Entries&);
+  Status add(size_t run, const Entries&, Host&);
 
   // The bytes of so many pages of each run in a file, in the order of runs. Calls write(data, bytes) for all
   // of them.
@@ -116,7 +117,7 @@ class RecallStore {
  private:
   struct Run {
     uint64_t first = 0;  // its pages in memory: the table, then the order, summaries and rows
-    uint64_t order = 0, summaries = 0, rows = 0;
+    uint64_t order = 0, lowest = 0, summaries = 0, rows = 0;
     uint64_t key_bytes = 0, value_bytes = 0;  // of a row
   };
   struct Sizes {
@@ -128,6 +129,14 @@ class RecallStore {
   uint32_t* order_of(size_t run) const {
     return reinterpret_cast<uint32_t*>(memory_.data() + runs_[run].order);
   }
+  // What a heap has of the pages of a full run: the first one is the one with the lowest score, of equal ones
+  // that with the lowest number. Pages may have changed since.
+  struct Low {
+    float score;
+    int32_t number;
+    uint32_t slot;
+  };
+  Low* lowest_of(size_t run) const { return reinterpret_cast<Low*>(memory_.data() + runs_[run].lowest); }
   uint32_t slot(size_t run, uint32_t i) const { return order_of(run)[i]; }
   float* summary(size_t run, uint32_t slot) const;
   uint64_t summary_bytes(size_t run) const { return 2 * shape_.runs[run].head_dim * sizeof(float); }
@@ -144,13 +153,20 @@ class RecallStore {
   Result<std::byte*> rows(size_t run, uint32_t slot) const;
   Status write_rows(size_t run, uint32_t slot, const std::byte* rows);
   void note_rows(size_t run, uint32_t slot, const std::byte* rows);
-  void summarise(size_t run, uint32_t slot, const float* key);
+  uint32_t* find(size_t run, int32_t number) const;
+  uint32_t slot_of(size_t run, int32_t number) const;
+  uint32_t lowest(size_t run);
   uint32_t slot_for(size_t run, int32_t number, float score);
+  void count(size_t run, const Entries&, size_t first, size_t end);
+  void copy_rows(size_t run, uint32_t slot, const Entries&, size_t first, size_t end, uint32_t before);
+  Status take_rows(size_t run, const Entries&, size_t first, size_t end);
+  void summarise(size_t run, uint32_t slot, float count, const float* key);
 
   Shape shape_;
   Pages memory_;
   std::vector<Run> runs_;
   std::vector<uint32_t> counts_;
+  std::vector<bool> ranked_;  // whether lowest_of(run) is a heap of its pages
   std::optional<ScratchFile> file_;
   mutable std::vector<std::byte> buffer_;  // the rows of one page
   uint64_t entries_ = 0, file_end_ = 0;

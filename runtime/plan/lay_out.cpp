@@ -173,14 +173,6 @@ RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
   return shape;
 }
 
-RecallChoice::Limits recall_limits(const SessionOptions& o, const Dimensions& d, uint32_t pages) {
-  return {.rope_positions = d.rope_positions,
-          .context = o.context ? o.context : UINT32_MAX,
-          .capacity = d.capacity,
-          .recall = o.most_recalled(),
-          .pages = pages};
-}
-
 Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& device, uint64_t scratch,
                Arena& pool, Arena& workspace, Arena& io) {
   const Model& model = setting.model;

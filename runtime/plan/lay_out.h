@@ -15,8 +15,6 @@ Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, A
                Arena& io);
 // The shape of the store of evicted entries that the options ask for, with as many pages as its memory has.
 RecallStore::Shape recall_shape(const Model&, const SessionOptions&);
-// What the choice of entries that come back from the store must have room for.
-RecallChoice::Limits recall_limits(const SessionOptions&, const Dimensions&, uint32_t pages);
 // Fills the RoPE tables. `context` decides which factors longrope uses.
 Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
 // Gives a step its tokens. Of an embedding that stays on the host, the step gets the rows of these tokens.

@@ -148,6 +148,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
     const RecallStore::Shape shape = recall_shape(model, o);
     if (!shape.pages) return too_small_store(shape, o);
     plan.store_pages = shape.pages;
+    plan.host_threads = on.host->threads();
     if (o.recalls_all()) plan.recall_bytes = uint64_t(stored_entry_cost(model, o).bytes) * d.stored;
     (shape.in_file ? plan.store_file : plan.store) =
         shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape);
@@ -240,13 +241,22 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
       size_text(plan.pool).c_str());
 }
 
+RecallChoice::Limits recall_limits(const MemoryPlan& plan) {
+  const SessionOptions& o = plan.options;
+  return {.rope_positions = plan.dimensions.rope_positions,
+          .context = o.context ? o.context : UINT32_MAX,
+          .capacity = plan.dimensions.capacity,
+          .recall = o.most_recalled(),
+          .pages = plan.store_pages,
+          .threads = plan.host_threads};
+}
+
 // What a store takes of the session's memory: what chooses the entries that come back, and the index of a
 // file.
 static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   uint64_t bytes = o.recall_disk ? RecallStore::bytes(recall_shape(model, o)) : 0;
-  if (o.most_recalled())
-    bytes += RecallChoice::bytes(model, recall_limits(o, plan.dimensions, plan.store_pages));
+  if (o.most_recalled()) bytes += RecallChoice::bytes(model, recall_limits(plan));
   return bytes;
 }
 

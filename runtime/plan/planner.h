@@ -2,6 +2,7 @@
 // finds the largest pool for a budget.
 #pragma once
 
+#include "runtime/kv/recall_choice.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {
@@ -18,6 +19,7 @@ struct MemoryPlan {
   uint64_t store = 0;         // host memory for evicted entries, without a file; in no other number
   uint64_t store_file = 0;    // bytes of a file for evicted entries; its index is part of io
   uint32_t store_pages = 0;   // of each head
+  uint32_t host_threads = 1;  // that choose among them
   uint64_t recall_bytes = 0;  // what a generated token reads of a full store, if everything is recalled
   uint64_t states = 0;        // part of pool: the states of recurrent layers, in all slots
   uint64_t released = 0;      // part of the original pool that was given back; in no other number
@@ -56,6 +58,9 @@ Status check_free(const MemoryPlan&, const DeviceInfo&);
 // The bytes of the session's own host memory besides the io arena: sampler, waiting tokens, heads and
 // recorded programs.
 uint64_t host_bytes(const Model&, const MemoryPlan&);
+
+// What the choice of entries that come back from the store must have room for.
+RecallChoice::Limits recall_limits(const MemoryPlan&);
 
 // The largest pool for options.budget, but not more than the options can use. options.pool is ignored.
 Result<uint32_t> largest_pool(const Model&, const Device&, const SessionOptions&);

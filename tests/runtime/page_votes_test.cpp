@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cpu/host/cpu_host.h"
 #include "tests/support/random.h"
 #include "tests/support/sessions.h"
 
@@ -52,6 +53,7 @@ struct TextPage {
 
 void expect_votes(uint32_t mode, uint32_t ahead) {
   Random random{7};
+  CpuHost host(2);
   const std::vector<int32_t> own = {0, 1, 2, 30, 31, 50, 51, 52, 53, 54};  // without the tokens ahead
   const uint64_t read = 55 + ahead;
   std::vector<TextPage> pages = {{{3, 4, 7}, {}}, {{33}, {}}, {{35, 36, 37, 38, 40, 41, 42, 47}, {}}};
@@ -60,7 +62,7 @@ void expect_votes(uint32_t mode, uint32_t ahead) {
     std::vector<float> keys = random.floats(page.positions.size() * kDim, -2, 2);
     const std::vector<float> scores(page.positions.size());
     const std::vector<std::byte> rows(page.positions.size() * kDim * 2);
-    must(store.add(0, {page.positions, scores.data(), keys.data(), rows.data(), rows.data()}));
+    must(store.add(0, {page.positions, scores.data(), keys.data(), rows.data(), rows.data()}, host));
     for (size_t i = 0; i < page.positions.size(); ++i)
       page.keys.emplace_back(keys.data() + i * kDim, keys.data() + (i + 1) * kDim);
   }
@@ -93,7 +95,12 @@ void expect_votes(uint32_t mode, uint32_t ahead) {
   }
 
   const RopeScheme rope{.pairing = kRopeHalves, .n_rot = kRotating, .inverse_frequency = kFrequencies};
-  PageVotes votes(rope, 100, 100, kGroup, kDim, 4);
+  PageVotes votes(rope, {.positions = 100,
+                         .context = 100,
+                         .group = kGroup,
+                         .head_dim = kDim,
+                         .pages = 4,
+                         .threads = host.threads()});
   std::vector<float> got(pages.size());
   votes.add(store, 0,
             {.ring = ring.data(),
@@ -104,7 +111,7 @@ void expect_votes(uint32_t mode, uint32_t ahead) {
              .read = read,
              .ahead = ahead,
              .scale = scale},
-            {.mode = mode, .pairing = kRopeHalves, .n_rot = kRotating}, own, got);
+            {.mode = mode, .pairing = kRopeHalves, .n_rot = kRotating}, own, host, got);
   // Scores are sums of 16 products of at most 100 with few roundings each, so their error is below 16 * 100 *
   // 2^-22, and that of a share below twice that.
   for (size_t i = 0; i < pages.size(); ++i) EXPECT_NEAR(got[i], expected[i], 2e-3) << i;
@@ -116,6 +123,47 @@ TEST(PageVotes, AreTheEstimatedSharesOfAttention) {
     expect_votes(kRopeList, ahead);
     expect_votes(kRopeOriginal, ahead);
   }
+}
+
+// One token's shares of many pages add up to 1 for each query head, and no bit depends on the threads.
+TEST(PageVotes, AddUpOverManyPagesWithAnyThreads) {
+  constexpr uint32_t kPages = 150;
+  Random random{8};
+  CpuHost one(1), five(5);
+  RecallStore store = must(RecallStore::create({.runs = {{.head_dim = kDim}}, .pages = kPages}));
+  std::vector<int32_t> positions;
+  for (uint32_t i = 0; i < kPages; ++i) positions.push_back(static_cast<int32_t>(i * kRecallPage + i % 9));
+  const std::vector<float> keys = random.floats(kPages * kDim, -2, 2), scores(kPages);
+  const std::vector<std::byte> rows(size_t(kPages) * kDim * 2);
+  must(store.add(0, {positions, scores.data(), keys.data(), rows.data(), rows.data()}, five));
+  const std::vector<float> ring = random.floats(kAskingTokens * kGroup * kDim, -2, 2);
+  const RopeScheme rope{.pairing = kRopeHalves, .n_rot = kRotating, .inverse_frequency = kFrequencies};
+  const auto votes = [&](uint32_t tokens, Host& host) {
+    PageVotes all(rope, {.positions = 100,
+                         .context = 100,
+                         .group = kGroup,
+                         .head_dim = kDim,
+                         .pages = kPages,
+                         .threads = host.threads()});
+    std::vector<float> got(kPages);
+    all.add(store, 0,
+            {.ring = ring.data(),
+             .stride = kGroup * kDim,
+             .count = tokens,
+             .group = kGroup,
+             .head_dim = kDim,
+             .read = 90,
+             .ahead = 0,
+             .scale = 0.7f},
+            {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kRotating}, std::vector<int32_t>{5, 700},
+            host, got);
+    return got;
+  };
+  double sum = 0;
+  for (const float share : votes(1, one)) sum += static_cast<double>(share);
+  // A share is off by the error of its exponential's argument, a few roundings of numbers up to 64.
+  EXPECT_NEAR(sum, kGroup, kGroup * 4 * 64 * 0x1p-24);
+  EXPECT_EQ(votes(kAskingTokens, one), votes(kAskingTokens, five));
 }
 
 }  // namespace

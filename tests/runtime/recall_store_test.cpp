@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "backends/cpu/host/cpu_host.h"
 #include "tests/support/random.h"
 #include "tests/support/sessions.h"
 
@@ -21,6 +22,11 @@ constexpr uint32_t kDim = 8, kRowBytes = kDim * 2;
 // The second run is one whose entries are not stored.
 RecallStore::Shape shape(uint32_t pages, bool in_file) {
   return {.runs = {{.head_dim = kDim}, {}, {.head_dim = 2 * kDim}}, .pages = pages, .in_file = in_file};
+}
+
+Host& host() {
+  static CpuHost host(2);
+  return host;
 }
 
 // Entries of a run, with rows that differ.
@@ -94,9 +100,9 @@ TEST_P(RecallStores, GiveBackWhatTheyGot) {
     (p % 2 ? odd : even).add(p, 0);
     all.add(p, 0);
   }
-  must(store.add(0, odd.entries()));
-  must(store.add(1, odd.entries()));  // not stored
-  must(store.add(0, even.entries()));
+  must(store.add(0, odd.entries(), host()));
+  must(store.add(1, odd.entries(), host()));  // not stored
+  must(store.add(0, even.entries(), host()));
   EXPECT_EQ(must(rows_of(store, 0)), rows_of(all));
   EXPECT_EQ(store.entries(), 195u);
   EXPECT_EQ(store.count(0), 13u);
@@ -111,8 +117,8 @@ TEST_P(RecallStores, SummariseTheKeysOfAPage) {
   RecallStore store = make(20);
   Batch first, second;
   for (int32_t p = 32; p < 48; ++p) (p % 3 ? second : first).add(p, 0);
-  must(store.add(0, first.entries()));
-  must(store.add(0, second.entries()));
+  must(store.add(0, first.entries(), host()));
+  must(store.add(0, second.entries(), host()));
   for (uint32_t c = 0; c < kDim; ++c) {
     double mean = 0, squares = 0;
     for (int32_t p = 32; p < 48; ++p) mean += static_cast<double>(Batch::key(p, c)) / 16;
@@ -130,16 +136,62 @@ TEST_P(RecallStores, DropThePageWithTheLowestScore) {
     batch.add(page * 16 + 3, page == 2 ? -5.0f : static_cast<float>(page));
     batch.add(page * 16 + 4, -9);  // the highest score counts
   }
-  must(store.add(0, batch.entries()));
+  must(store.add(0, batch.entries(), host()));
   Batch more;
   more.add(64, 1);
   more.add(96, -7);  // lower than all others
   more.add(128, std::nanf(""));
-  must(store.add(0, more.entries()));
+  must(store.add(0, more.entries(), host()));
   std::vector<int32_t> pages;
   for (uint32_t i = 0; i < store.count(0); ++i) pages.push_back(store.page(0, i).number);
   EXPECT_EQ(pages, (std::vector<int32_t>{0, 1, 3, 4}));
   EXPECT_EQ(store.entries(), 7u);
+}
+
+// A full store drops the page with the lowest score, of equal ones the first, as a list of all pages says;
+// and the threads change no byte.
+TEST_P(RecallStores, DropTheSamePagesAsAListWithAnyThreads) {
+  constexpr uint32_t kPages = 40;
+  Random random{3};
+  CpuHost one(1), five(5);
+  RecallStore store = make(kPages), other = make(kPages);
+  std::map<int32_t, float> pages;  // the score of each page
+  std::vector<bool> evicted(2000);
+  for (int32_t read = 250; read <= 2000; read += 250) {
+    Batch batch;
+    for (int32_t p = 0; p < read; ++p) {
+      if (evicted[static_cast<size_t>(p)] || random.uniform(0, 1) < 0.5f) continue;
+      evicted[static_cast<size_t>(p)] = true;
+      batch.add(p, std::floor(random.uniform(0, 12)));
+    }
+    for (size_t i = 0, end; i < batch.positions.size(); i = end) {
+      const int32_t number = batch.positions[i] / 16;
+      float score = batch.scores[i];
+      for (end = i + 1; end < batch.positions.size() && batch.positions[end] / 16 == number; ++end)
+        score = std::max(score, batch.scores[end]);
+      const auto by_score = [](const auto& a, const auto& b) { return a.second < b.second; };
+      const auto lowest = std::min_element(pages.begin(), pages.end(), by_score);
+      if (pages.count(number)) {
+        pages[number] = std::max(pages[number], score);
+      } else if (pages.size() < kPages || score >= lowest->second) {
+        if (pages.size() == kPages) pages.erase(lowest);
+        pages[number] = score;
+      }
+    }
+    must(store.add(0, batch.entries(), one));
+    must(other.add(0, batch.entries(), five));
+    std::map<int32_t, float> got;
+    for (uint32_t i = 0; i < store.count(0); ++i) got[store.page(0, i).number] = store.page(0, i).score;
+    EXPECT_EQ(got, pages);
+    EXPECT_EQ(bytes_of(store), bytes_of(other));
+    uint64_t entries = 0;
+    for (const auto& [position, row] : must(rows_of(store, 0))) entries += position >= 0;
+    EXPECT_EQ(store.entries(), entries);
+    if (read == 1000) {  // a copy continues in the same way
+      other.clear();
+      must(other.copy_from(store));
+    }
+  }
 }
 
 TEST_P(RecallStores, FitTheirBudget) {
@@ -152,7 +204,7 @@ TEST_P(RecallStores, FitTheirBudget) {
       RecallStore store = must(RecallStore::create(s));
       Batch batch;
       for (int32_t p = 0; p < static_cast<int32_t>(s.pages) * 20; ++p) batch.add(p, static_cast<float>(p));
-      must(store.add(0, batch.entries()));
+      must(store.add(0, batch.entries(), host()));
       EXPECT_EQ(store.count(0), s.pages);
       EXPECT_LE(store.file_end(), budget);
     }
@@ -167,7 +219,7 @@ TEST_P(RecallStores, CopiesAndFilesHaveTheSame) {
   Random random{3};
   for (int32_t p = 0; p < 300; ++p)
     if (random.uniform(0, 1) < 0.7f) batch.add(p, random.uniform(-1, 1));
-  must(store.add(0, batch.entries()));
+  must(store.add(0, batch.entries(), host()));
   const uint32_t chosen[] = {1, 4};
   store.set_recalled(0, chosen);
   must(copy.copy_from(store));
@@ -204,10 +256,10 @@ TEST_P(RecallStores, SaveNothingOfAnEarlierText) {
   RecallStore store = make(4), fresh = make(4);
   Batch earlier, batch;
   for (int32_t p = 0; p < 64; ++p) earlier.add(p, 0);
-  must(store.add(0, earlier.entries()));
+  must(store.add(0, earlier.entries(), host()));
   store.clear();
   batch.add(5, 0);
-  for (RecallStore* either : {&store, &fresh}) must(either->add(0, batch.entries()));
+  for (RecallStore* either : {&store, &fresh}) must(either->add(0, batch.entries(), host()));
   EXPECT_EQ(bytes_of(store), bytes_of(fresh));
 }
 
@@ -217,7 +269,7 @@ TEST(RecallStore, NoticesAFileThatWasChangedOrCut) {
     RecallStore store = must(RecallStore::create(shape(9, true)));
     Batch batch;
     for (int32_t p = 0; p < 100; ++p) batch.add(p, 0);
-    must(store.add(0, batch.entries()));
+    must(store.add(0, batch.entries(), host()));
     return store;
   };
   RecallStore changed = filled();
@@ -237,11 +289,11 @@ TEST(RecallStore, SaysThatADiskIsFull) {
   std::fclose(full);
   Batch batch;
   batch.add(3, 0);
-  const Status status = store.add(0, batch.entries());
+  const Status status = store.add(0, batch.entries(), host());
   EXPECT_EQ(status.code(), Code::kIo);
   EXPECT_NE(status.message().find("No space left on device"), std::string::npos) << status.message();
   store.close();
-  must(store.add(0, batch.entries()));  // a closed store takes nothing
+  must(store.add(0, batch.entries(), host()));  // a closed store takes nothing
   EXPECT_TRUE(store.empty());
 }
 #endif

@@ -17,7 +17,7 @@ namespace thimble::test {
 
 class SpyDevice : public Device {
  public:
-  explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+  explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) { host = inner_->host; }
 
   // An independent count of allocations, without imported host memory. Those that live are counted only for
   // the CPU: a device with its own memory needs its own buffers back.

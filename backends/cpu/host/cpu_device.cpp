@@ -15,15 +15,14 @@
 
 #include "backends/checks.h"
 #include "backends/cpu/dense/experts.h"
+#include "backends/cpu/host/cpu_host.h"
 #include "backends/cpu/host/measure.h"
 #include "backends/cpu/host/parts.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/ops.h"
-#include "base/fair_mutex.h"
 #include "base/system.h"
-#include "base/thread_pool.h"
 
 namespace thimble {
 namespace cpu {
@@ -154,21 +153,14 @@ class CpuRecorder : public Recorder {
   Status status_;
 };
 
-// The workers. Sessions take turns to use them, one part of a segment at a time.
-struct Workers {
-  explicit Workers(uint32_t threads) : pool(threads) {}
-  FairMutex queue;
-  ThreadPool pool;
-};
-
 class CpuStream : public Stream {
  public:
-  CpuStream(std::shared_ptr<Workers> workers, std::span<std::byte> scratch, uint32_t heads,
+  CpuStream(std::shared_ptr<CpuHost> workers, std::span<std::byte> scratch, uint32_t heads,
             double part_seconds)
       : workers_(std::move(workers)), scratch_(scratch), heads_(heads), part_seconds_(part_seconds) {}
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
-    return std::make_unique<CpuRecorder>(max_rows, part_seconds_ * workers_->pool.size());
+    return std::make_unique<CpuRecorder>(max_rows, part_seconds_ * workers_->pool().size());
   }
 
   Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
@@ -204,15 +196,15 @@ class CpuStream : public Stream {
     return check_submit(program, program.bounds, first, last, step, heads);
   }
 
-  // Runs one part. The next session that waits for the workers gets them after it.
+  // Runs one part. Sessions take turns to use the workers: the next one that waits gets them after it.
   void run(const Segment& segment, const Part& part, const StepParams& step,
            std::span<const HeadState> heads) {
     const std::lock_guard turn(workers_->queue);
-    const Context context{step, heads, workers_->pool, scratch_, part.share};
+    const Context context{step, heads, workers_->pool(), scratch_, part.share};
     for (uint32_t i = part.first; i < part.last; ++i) std::visit(Run{context}, segment.ops[i]);
   }
 
-  std::shared_ptr<Workers> workers_;
+  std::shared_ptr<CpuHost> workers_;
   std::span<std::byte> scratch_;
   uint32_t heads_;
   double part_seconds_;
@@ -225,8 +217,8 @@ constexpr uint64_t kStackBytes = 64 << 10;
 class CpuDevice : public Device {
  public:
   CpuDevice(uint32_t threads, double part_seconds) : part_seconds_(part_seconds) {
-    workers_ = std::make_shared<Workers>(threads);
-    ThreadPool& pool = workers_->pool;
+    host = workers_ = std::make_shared<CpuHost>(threads);
+    ThreadPool& pool = workers_->pool();
     fixed_ = pool.size() * (kStackBytes + matmul_thread_bytes());
     // A BLAS allocates memory per thread, so every worker uses it once now.
     std::atomic<uint32_t> here{0};
@@ -237,7 +229,7 @@ class CpuDevice : public Device {
     });
   }
 
-  uint32_t threads() const { return workers_->pool.size(); }
+  uint32_t threads() const { return workers_->pool().size(); }
 
   DeviceInfo info() const override { return cpu_device_info(); }
 
@@ -309,7 +301,7 @@ class CpuDevice : public Device {
 
   Result<Rates> measure() override {
     const std::lock_guard lock(workers_->queue);
-    return measure_rates(workers_->pool);
+    return measure_rates(workers_->pool());
   }
 
  private:
@@ -318,7 +310,7 @@ class CpuDevice : public Device {
     return static_cast<std::byte*>(v.buffer->mapped) + v.offset;
   }
 
-  std::shared_ptr<Workers> workers_;  // streams may outlive the device
+  std::shared_ptr<CpuHost> workers_;  // streams may outlive the device
   uint64_t fixed_ = 0;
   double part_seconds_;
 };
