@@ -29,10 +29,17 @@ thimble_status create(const thimble_model* model, const char* text, uint64_t len
                    "the grammar has %" PRIu64 " bytes; at most %" PRIu64 " are supported", length,
                    kLongestText);
     THIMBLE_LET(syntax, read({text, static_cast<size_t>(length)}));
+    const auto trie = model->token_trie();
+    for (const int32_t token : syntax.controls())
+      if (!trie->is_control(token))
+        return error(
+            Code::kInvalidArgument,
+            "the grammar names the token <[%d]>, which is not a control token of this model; write the "
+            "text of other tokens in quotes, and leave out tokens that end an answer",
+            token);
     THIMBLE_LET(automaton, grammar::Automaton::make(syntax));
     auto handle = std::make_unique<thimble_grammar>();
-    handle->grammar =
-        std::make_shared<const grammar::TokenGrammar>(model->token_trie(), std::move(automaton));
+    handle->grammar = std::make_shared<const grammar::TokenGrammar>(trie, std::move(automaton));
     handle->model = model->model;
     *out = handle.release();
     return {};

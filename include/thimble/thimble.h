@@ -871,7 +871,8 @@ THIMBLE_API thimble_status thimble_grammar_create_json_schema(const thimble_mode
 /* The texts that match a regular expression (ECMAScript's notation) as a whole. */
 THIMBLE_API thimble_status thimble_grammar_create_regex(const thimble_model* model, const char* pattern, uint64_t length,
                                                         thimble_grammar** grammar, thimble_error* error);
-/* The texts of the rule "root" of a grammar in llama.cpp's notation (GBNF). */
+/* The texts of the rule "root" of a grammar in llama.cpp's notation (GBNF). `<[ID]>` in it is the control token with
+ * this number. */
 THIMBLE_API thimble_status thimble_grammar_create_gbnf(const thimble_model* model, const char* text, uint64_t length,
                                                        thimble_grammar** grammar, thimble_error* error);
 /* Free a grammar. Sessions that use it keep what they need. */
@@ -879,8 +880,8 @@ THIMBLE_API void thimble_grammar_free(thimble_grammar* grammar);
 
 /* From now on, the generated tokens form a text of the grammar, which begins with the next one. Set it where the
  * answer begins: after the prompt was fed, or after the model has thought. Where the text may end, tokens that end a
- * generation (thimble_token_ends) are allowed too; where it must end, only these. Other control tokens are never
- * generated, and thimble_session_accept refuses a token that does not continue the text. Tokens from feed and score
+ * generation (thimble_token_ends) are allowed too; where it must end, only these. Other control tokens are generated
+ * only where the grammar names them, and thimble_session_accept refuses a token that does not continue the text. Tokens from feed and score
  * do not count. A clone continues from the same place; rewind returns to the place at that position; reset and
  * restore begin the text anew. Set it again for the next answer, or NULL for answers without a grammar. Returns
  * THIMBLE_MISMATCH if the grammar was made for another model. */

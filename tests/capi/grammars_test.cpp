@@ -107,6 +107,9 @@ TEST_F(Grammars, RefuseTextsOfTheirLanguageWithOneSentence) {
   refused(thimble_grammar_create_json_schema, "{", THIMBLE_FORMAT, "JSON");
   refused(thimble_grammar_create_regex, "(", THIMBLE_INVALID_ARGUMENT, "lacks a )");
   refused(thimble_grammar_create_gbnf, "", THIMBLE_INVALID_ARGUMENT, "root");
+  for (const char* token : {"<[999999]>", "<[100]>", "<[2]>"})  // none, a text, one that ends answers
+    refused(thimble_grammar_create_gbnf, ("root ::= " + std::string(token)).c_str(), THIMBLE_INVALID_ARGUMENT,
+            "is not a control token");
 }
 
 TEST_F(Grammars, DecideWhatAcceptTakes) {

@@ -18,8 +18,9 @@ namespace thimble::test {
 
 class GrammarVocabulary {
  public:
-  // `path`: a GGUF file, or empty for the small vocabulary.
-  explicit GrammarVocabulary(const std::string& path = "") {
+  // `path`: a GGUF file, or empty for the small vocabulary, to which `more` tokens of a type are added.
+  explicit GrammarVocabulary(const std::string& path = "", const std::vector<std::string>& more = {},
+                             int32_t type_of_more = 1) {
     if (path.empty()) {
       std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "<|control|>"};
       std::vector<int32_t> types = {2, 3, 3, 3};
@@ -33,6 +34,8 @@ class GrammarVocabulary {
         tokens.emplace_back(text);
         types.push_back(1);
       }
+      tokens.insert(tokens.end(), more.begin(), more.end());
+      types.resize(tokens.size(), type_of_more);
       GgufWriter w;
       set_byte_vocabulary(w, tokens, types, 2);
       bytes_ = w.bytes();

@@ -117,7 +117,12 @@ TEST(Grammar, GbnfMatchesItsRootRule) {
                   {"root ::= \"x", "inside of quotes"},
                   {"root = \"x\"", "lacks ::="},
                   {"root ::= \"x\"\nroot ::= \"y\"", "twice, in line 2"},
-                  {"root ::= <think>", "names a token"},
+                  {"root ::= <think>", "names a token by its text"},
+                  {"root ::= <[3>", "lacks ]>"},
+                  {"root ::= <[]>", "lacks a number"},
+                  {"root ::= <[16777216]>", "above 16777215"},
+                  {"root ::= %json(q) {}", "lacks a comma"},
+                  {"root ::= %json(q, t) {}\nq ::= \"\"", "the grammar's rule t"},
                   {"root ::= %json 5", "lacks a JSON schema, {...}, after %json"},
                   {"root ::= %json {\"type\": \"integer\"", "lacks a JSON schema"},
                   {"root ::= %json {\"type\": \"word\"}", "JSON schema, #"},
@@ -131,7 +136,7 @@ TEST(Grammar, SchemasDescribeJson) {
       {{R"({"type":"object"})",
         {"{}", R"({"a": [1, {"b":null}],"c":"\u00e9\ud83d\ude00"})", "{ }"},
         {"[]", "1", R"({"a":1,})", "{  }", R"({"a":"\ud83d"})", R"({a:1})"}},
-       {"true", {"1", "\"x\"", "[[],{}]", "-0.5e+3", "false"}, {"01", "1.", "tru", "+1", "'x'"}},
+       {"true", {"1", "\"x\"", "[[],{}]", "-0.5e+3", "false"}, {"01", "1.", "tru", "+1", "'x'", "1e100"}},
        {R"({"type":"object","properties":{"name":{"type":"string"},"id":{"type":"integer"}},"required":["name","id"],"additionalProperties":false})",
         {R"({"name":"x","id":1})", "{\n\"name\": \"\",\n\"id\":-7\n}"},
         {R"({"id":1,"name":"x"})", R"({"name":"x"})", R"({"name":"x","id":1,"a":2})",
@@ -249,6 +254,7 @@ TEST(Grammar, MasksAreWhatTheMatcherAllows) {
     v.push_back(grammar::read_json_schema(R"({"type":"string","minLength":3,"maxLength":30})"));
     v.push_back(grammar::read_regex("(?:[a-z ]{3,9}\u00e9|\u4f60.{2,5})*"));
     v.push_back(grammar::read_gbnf("root ::= [^\"]* \"\\\"\" root?"));
+    v.push_back(grammar::read_gbnf("root ::= ([^\"]* <[3]>)* \"\\\"\" root?"));
     return v;
   }();
   for (size_t g = 0; g < all.size(); ++g) {
@@ -289,6 +295,54 @@ TEST(Grammar, OnlyEndsAreAllowedAfterTheText) {
     EXPECT_EQ(mask, trie.end_mask());
     ASSERT_TRUE(made->take(place, trie.ends()[0]));
   }
+}
+
+TEST(Grammar, ControlTokensAreAllowedWhereTheyAreNamed) {
+  const auto made = over_tokens(grammar::read_gbnf("root ::= [^b]* <[3]> \"b\""));
+  const int32_t control = vocabulary().tokenizer.find("<|control|>"),
+                a = vocabulary().tokenizer.find("<0x61>"), b = vocabulary().tokenizer.find("<0x62>");
+  ASSERT_EQ(control, 3);
+  grammar::TokenGrammar::Place place = made->start();
+  grammar::TokenMask mask;
+  const auto expect_allowed = [&](bool the_control, bool the_a, bool the_b) {
+    made->allowed(place, mask);
+    EXPECT_EQ(mask[control], the_control);
+    EXPECT_EQ(mask[a], the_a);
+    EXPECT_EQ(mask[b], the_b);
+    EXPECT_FALSE(mask[1]) << "another control token";
+    EXPECT_FALSE(mask[vocabulary().tokenizer.find("<0xFF>")]) << "a byte that no text has";
+  };
+  expect_allowed(true, true, false);
+  ASSERT_TRUE(made->take(place, a));
+  expect_allowed(true, true, false);
+  ASSERT_TRUE(made->take(place, control));
+  expect_allowed(false, false, true);
+  ASSERT_TRUE(made->take(place, b));
+  EXPECT_TRUE(made->complete(place));
+  // The text of a control token is not the token.
+  EXPECT_FALSE(reaches(*made, "<|control|>b"));
+}
+
+TEST(Grammar, StringsOfASchemaCanStandInOtherQuotes) {
+  const std::string rules = "\nq ::= \"'\"\nt ::= [^']*\nnone ::= \"\"";
+  const auto of = [&](const char* root) {
+    return grammar::read_gbnf("root ::= " + std::string(root) + rules);
+  };
+  const auto object = over_tokens(
+      of(R"(%json(q, t) {"properties":{"a":{"type":"string"},"b c":{"enum":["x\"<",["y"],{"k":1}]},"d":{}},
+            "required":["a"]})"));
+  for (const char* text : {"{a:'say \"<hi>\"'}", "{a:'',\n'b c':'x\"<',d:{k:['z'],'y y':1}}",
+                           "{a:'','b c':['y']}", "{a:'','b c':{k:1}}"})
+    EXPECT_TRUE(reaches(*object, text)) << text;
+  for (const char* text : {"{\"a\":'x'}", "{'a':'x'}", "{a:\"x\"}", "{a:'',b c:['y']}", "{a:'\\''}"})
+    EXPECT_FALSE(reaches(*object, text)) << text;
+  // Strings that must have a length or a pattern have no "<".
+  const auto pattern = over_tokens(of(R"j(%json(none, t) {"type":"string","pattern":"^(?:[<-?]|\"\n)$"})j"));
+  for (const char* text : {"=", "?", "\"\n"}) EXPECT_TRUE(reaches(*pattern, text)) << text;
+  for (const char* text : {"<", "\"=\"", "\\n"}) EXPECT_FALSE(reaches(*pattern, text)) << text;
+  const auto counted = over_tokens(of(R"(%json(none, t) {"type":"string","minLength":2,"maxLength":2})"));
+  for (const char* text : {"\"\n", "\\'"}) EXPECT_TRUE(reaches(*counted, text)) << text;
+  for (const char* text : {"a", "abc", "a<"}) EXPECT_FALSE(reaches(*counted, text)) << text;
 }
 
 TEST(Grammar, DeepTextsCanAlwaysBeCompleted) {

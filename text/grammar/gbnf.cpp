@@ -127,23 +127,26 @@ class GbnfReader {
     return syntax_.repeat(part, min, max);
   }
 
-  Result<uint32_t> number() {
+  Result<uint32_t> number(uint32_t most, const char* too_large) {
     const size_t first = at_;
     uint32_t value = 0;
     for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
       value = value * 10 + static_cast<uint32_t>(text_[at_] - '0');
-      if (value > kMostRepetitions) return wrong("repeats something more than 100000 times");
+      if (value > most) return wrong(too_large);
     }
-    if (at_ == first) return wrong("lacks a number of repetitions");
+    if (at_ == first) return wrong("lacks a number");
     space(false);
     return value;
   }
+  Result<uint32_t> repetitions() {
+    return number(kMostRepetitions, "repeats something more than 100000 times");
+  }
   Status counts(uint32_t& min, uint32_t& max) {
-    if (!has(',')) THIMBLE_SET(min, number());
+    if (!has(',')) THIMBLE_SET(min, repetitions());
     max = min;
     if (take(",")) {
       max = kUnbounded;
-      if (!has('}')) THIMBLE_SET(max, number());
+      if (!has('}')) THIMBLE_SET(max, repetitions());
     }
     if (!take("}")) return wrong("lacks a } of a repetition");
     if (min > max) return wrong("has a repetition whose least number is larger than the largest");
@@ -160,14 +163,31 @@ class GbnfReader {
       return inner;
     }
     if (take("%json")) return json_schema();
-    if (has('<')) return wrong("names a token, which is not supported");
+    if (take("<")) return control();
     if (!in_name(text_[at_])) return wrong("has a character that fits nowhere");
     THIMBLE_LET(name, this->name());
     return syntax_.rule(rule_of(name));
   }
 
-  // The value of the JSON schema that comes next, an object.
+  // The rest of <[NUMBER]>.
+  Result<Expr> control() {
+    if (!take("[")) return wrong("names a token by its text, which is not supported; write <[NUMBER]>");
+    THIMBLE_LET(token, number(kLargestControl, "names a token above 16777215"));
+    if (!take("]") || !take(">")) return wrong("lacks ]> after the number of a token");
+    return syntax_.control(static_cast<int32_t>(token));
+  }
+
+  // The value of the JSON schema that comes next, an object. Before it, the rules (QUOTE, TEXT) may say how
+  // strings are written.
   Result<Expr> json_schema() {
+    std::optional<JsonStrings> strings;
+    if (take("(")) {
+      THIMBLE_LET(quote, name());
+      if (!take(",")) return wrong("lacks a comma between two rules");
+      THIMBLE_LET(text, name());
+      if (!take(")")) return wrong("lacks a )");
+      strings = {syntax_.rule(rule_of(quote)), syntax_.rule(rule_of(text))};
+    }
     const size_t first = at_;
     size_t depth = 0;
     bool quotes = false;
@@ -184,7 +204,7 @@ class GbnfReader {
     } while (depth);
     const std::string_view schema = text_.substr(first, at_ - first);
     space(false);
-    return add_json_schema(syntax_, schema);
+    return add_json_schema(syntax_, schema, strings);
   }
 
   Result<uint32_t> character() {

@@ -62,7 +62,8 @@ bool only_has(const JsonValue& schema, std::initializer_list<std::string_view> k
 
 class SchemaReader {
  public:
-  SchemaReader(JsonValue root, Syntax& syntax) : root_(std::move(root)), syntax_(syntax), json_(syntax) {}
+  SchemaReader(JsonValue root, Syntax& syntax, const std::optional<JsonStrings>& strings)
+      : root_(std::move(root)), syntax_(syntax), json_(syntax, strings) {}
 
   // The rule of the value.
   Result<uint32_t> read() {
@@ -534,8 +535,7 @@ class SchemaReader {
       names.push_back(name);
       THIMBLE_LET(inside, own_rule(member, at, depth));
       const uint32_t rule = syntax_.add_rule("JSON schema, " + at + ": the property");
-      const JsonValue key{.kind = Kind::kString, .text = name, .items = {}, .members = {}};
-      syntax_.define(rule, syntax_.sequence({json_.exactly(key), json_.colon(), inside}));
+      syntax_.define(rule, syntax_.sequence({json_.name(name), json_.colon(), inside}));
       members.push_back({syntax_.rule(rule), is_needed(name)});
       return {};
     };
@@ -622,9 +622,10 @@ Result<Syntax> read_json_schema(std::string_view schema) {
   return syntax;
 }
 
-Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema) {
+Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema,
+                             const std::optional<JsonStrings>& strings) {
   THIMBLE_LET(root, JsonValue::read(schema, "the JSON schema"));
-  THIMBLE_LET(rule, SchemaReader(std::move(root), syntax).read());
+  THIMBLE_LET(rule, SchemaReader(std::move(root), syntax, strings).read());
   return syntax.rule(rule);
 }
 

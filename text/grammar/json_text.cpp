@@ -36,6 +36,15 @@ Expr JsonText::space() { return syntax_.optional(syntax_.set({{' ', ' '}, {'\n',
 Expr JsonText::comma() { return syntax_.sequence({text(","), space()}); }
 Expr JsonText::colon() { return syntax_.sequence({text(":"), space()}); }
 
+Expr JsonText::exact_string(std::string_view content) {
+  return strings_ ? quoted(text(content)) : text(quoted_text(content));
+}
+
+Expr JsonText::name(std::string_view name) {
+  const bool bare = strings_ && !name.empty() && name.find_first_of(" \t\r\n\"'<>:,{}[]") == name.npos;
+  return bare ? text(name) : exact_string(name);
+}
+
 Expr JsonText::exactly(const JsonValue& value) {
   using Kind = JsonValue::Kind;
   switch (value.kind) {
@@ -46,7 +55,7 @@ Expr JsonText::exactly(const JsonValue& value) {
     case Kind::kNumber:
       return text(value.text);
     case Kind::kString:
-      return text(quoted_text(value.text));
+      return exact_string(value.text);
     case Kind::kArray:
     case Kind::kObject:
       break;
@@ -62,9 +71,9 @@ Expr JsonText::exactly(const JsonValue& value) {
     next();
     parts.push_back(exactly(item));
   }
-  for (const auto& [name, member] : value.members) {
+  for (const auto& [key, member] : value.members) {
     next();
-    parts.push_back(text(quoted_text(name)));
+    parts.push_back(name(key));
     parts.push_back(colon());
     parts.push_back(exactly(member));
   }
@@ -76,6 +85,7 @@ Expr JsonText::exactly(const JsonValue& value) {
 // ---- strings ----
 
 Expr JsonText::make_character() {
+  if (strings_) return written({{0, kLastCode}});
   const auto hex = [this](uint32_t n) {
     return syntax_.repeat(syntax_.set({{'0', '9'}, {'A', 'F'}, {'a', 'f'}}), n, n);
   };
@@ -106,12 +116,13 @@ Expr JsonText::any_string(uint32_t min, uint32_t max) {
 Expr JsonText::any_string() {
   if (!string_) {
     string_ = syntax_.add_rule("a JSON string");
-    syntax_.define(*string_, any_string(0, kUnbounded));
+    syntax_.define(*string_, strings_ ? quoted(strings_->text) : any_string(0, kUnbounded));
   }
   return syntax_.rule(*string_);
 }
 
 Expr JsonText::written(const CodeSet& set) {
+  if (strings_) return syntax_.set(intersection(set, complement({{'<', '<'}})));
   std::vector<Expr> ways;
   if (CodeSet plain = intersection(set, kUnescaped); !plain.empty())
     ways.push_back(syntax_.set(std::move(plain)));
@@ -168,7 +179,10 @@ Expr JsonText::array(Expr item, uint32_t min, uint32_t max) {
 Expr JsonText::any_array() { return array(any(), 0, kUnbounded); }
 
 Expr JsonText::any_object() {
-  const Expr member = syntax_.sequence({any_string(), colon(), any()});
+  const Expr bare = syntax_.repeat(syntax_.set({{'a', 'z'}, {'A', 'Z'}, {'0', '9'}, {'_', '_'}, {'-', '-'}}),
+                                   1, kUnbounded);
+  const Expr key = strings_ ? syntax_.choice({any_string(), bare}) : any_string();
+  const Expr member = syntax_.sequence({key, colon(), any()});
   const Expr others = syntax_.repeat(syntax_.sequence({comma(), member}), 0, kUnbounded);
   return syntax_.sequence(
       {text("{"), space(), syntax_.optional(syntax_.sequence({member, others, space()})), text("}")});
@@ -205,9 +219,10 @@ Expr JsonText::any_fraction() {
 }
 
 Expr JsonText::any_number() {
-  const Expr power =
-      syntax_.sequence({syntax_.set({{'E', 'E'}, {'e', 'e'}}),
-                        syntax_.optional(syntax_.set({{'+', '+'}, {'-', '-'}})), digits(1, 3)});
+  // Larger exponents would make numbers that a double cannot hold, which readers of JSON refuse.
+  const Expr exponent = syntax_.choice({syntax_.sequence({syntax_.optional(text("+")), digits(1, 2)}),
+                                        syntax_.sequence({text("-"), digits(1, 3)})});
+  const Expr power = syntax_.sequence({syntax_.set({{'E', 'E'}, {'e', 'e'}}), exponent});
   return syntax_.sequence({any_integer(), any_fraction(), syntax_.optional(power)});
 }
 

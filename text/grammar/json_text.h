@@ -5,6 +5,7 @@
 #include <string>
 
 #include "text/grammar/json_value.h"
+#include "text/grammar/languages.h"
 #include "text/grammar/syntax.h"
 
 namespace thimble::grammar {
@@ -20,13 +21,16 @@ struct Bound {
 // White space: after { [ , and : and before } and ] there may be one space or one line feed, or nothing.
 class JsonText {
  public:
-  explicit JsonText(Syntax& syntax) : syntax_(syntax) {}
+  explicit JsonText(Syntax& syntax, const std::optional<JsonStrings>& strings = {})
+      : syntax_(syntax), strings_(strings) {}
 
   Expr space();
   Expr comma();  // with the space after it
   Expr colon();
   // A value exactly, except for white space and the order in which an object has its members.
   Expr exactly(const JsonValue& value);
+  // The name of a member.
+  Expr name(std::string_view name);
   // Any value, object, array, string or number, by rules that are made once.
   Expr any();
   Expr any_object();
@@ -35,8 +39,12 @@ class JsonText {
   // A string of `min` to `max` code points.
   Expr any_string(uint32_t min, uint32_t max);
   // The string's content between quotes.
-  Expr quoted(Expr content) { return syntax_.sequence({text("\""), content, text("\"")}); }
+  Expr quoted(Expr content) {
+    const Expr quote = strings_ ? strings_->quote : text("\"");
+    return syntax_.sequence({quote, content, quote});
+  }
   // One code point of a set inside of a string. Characters that need an escape have their shortest one.
+  // Strings without escapes have no "<" here, because the mark that ends them begins with it.
   Expr written(const CodeSet& set);
   // Any string but these.
   Expr string_except(std::vector<std::string> names);
@@ -55,6 +63,7 @@ class JsonText {
   struct Fraction;
 
   Expr text(std::string_view bytes) { return syntax_.literal(bytes); }
+  Expr exact_string(std::string_view content);
   Expr digit(char first, char last);
   Expr digits(uint32_t min, uint32_t max) { return syntax_.repeat(digit('0', '9'), min, max); }
   Expr any_fraction();
@@ -68,6 +77,7 @@ class JsonText {
   Expr make_character();
 
   Syntax& syntax_;
+  const std::optional<JsonStrings> strings_;
   std::optional<uint32_t> any_, string_;  // rules
   std::optional<Expr> character_;
 };

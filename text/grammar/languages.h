@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "base/status.h"
@@ -14,8 +15,15 @@ namespace thimble::grammar {
 Result<Syntax> read_json_schema(std::string_view schema);
 // A regular expression that the whole text must match.
 Result<Syntax> read_regex(std::string_view pattern);
-// The same, added to a syntax. The result is the expression of the value.
-Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema);
+// How strings are written if not as in JSON: without escapes, between two texts of `quote`. A string that may
+// be any is then one of `text`. Names of members stand without quotes if they can.
+struct JsonStrings {
+  Expr quote, text;
+};
+// The same as read_json_schema(), added to a syntax. The result is the expression of the value. `strings`:
+// how strings are written; nothing: as in JSON.
+Result<Expr> add_json_schema(Syntax& syntax, std::string_view schema,
+                             const std::optional<JsonStrings>& strings = {});
 // A grammar in llama.cpp's notation. The whole text must match its rule "root".
 Result<Syntax> read_gbnf(std::string_view text);
 

@@ -43,6 +43,11 @@ CodeSet intersection(const CodeSet& a, const CodeSet& b) {
   return complement(neither);
 }
 
+std::string control_bytes(int32_t token) {
+  return {kControlByte, static_cast<char>(token >> 16), static_cast<char>(token >> 8),
+          static_cast<char>(token)};
+}
+
 Expr Syntax::add(Node node) {
   nodes_.push_back(std::move(node));
   return static_cast<Expr>(nodes_.size() - 1);
@@ -50,6 +55,11 @@ Expr Syntax::add(Node node) {
 
 Expr Syntax::literal(std::string_view bytes) {
   return add({.kind = Kind::kLiteral, .bytes = std::string(bytes), .set = {}, .parts = {}});
+}
+
+Expr Syntax::control(int32_t token) {
+  controls_.push_back(token);
+  return literal(control_bytes(token));
 }
 
 Expr Syntax::set(CodeSet set) {

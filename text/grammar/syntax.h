@@ -31,6 +31,11 @@ CodeSet intersection(const CodeSet& a, const CodeSet& b);
 // An expression of a Syntax, by number.
 using Expr = uint32_t;
 
+// What stands for a control token in a text: a byte that UTF-8 does not have, and the token's number.
+inline constexpr char kControlByte = '\xFF';
+inline constexpr uint32_t kLargestControl = 0xFFFFFF;
+std::string control_bytes(int32_t token);
+
 // A number of repetitions without limit.
 inline constexpr uint32_t kUnbounded = UINT32_MAX;
 
@@ -60,6 +65,8 @@ class Syntax {
   // One of the parts. Without parts, it can never be completed.
   Expr choice(std::vector<Expr> parts);
   Expr repeat(Expr part, uint32_t min, uint32_t max);
+  // A control token, at most kLargestControl.
+  Expr control(int32_t token);
   Expr optional(Expr part) { return repeat(part, 0, 1); }
   Expr rule(uint32_t rule);
 
@@ -71,6 +78,8 @@ class Syntax {
   const Node& operator[](Expr e) const { return nodes_[e]; }
   const std::vector<Rule>& rules() const { return rules_; }
   uint32_t root() const { return root_; }
+  // The control tokens that the grammar names.
+  const std::vector<int32_t>& controls() const { return controls_; }
   size_t size() const { return nodes_.size(); }
   // Whether so many expressions were made that the grammar must be refused.
   bool too_large() const { return nodes_.size() > kMostNodes; }
@@ -83,6 +92,7 @@ class Syntax {
 
   std::vector<Node> nodes_;
   std::vector<Rule> rules_;
+  std::vector<int32_t> controls_;
   uint32_t root_ = 0;
 };
 

@@ -62,10 +62,16 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : tokens_(tokenizer.size()), en
       ends_.push_back(id);
       end_mask_.set(id);
     }
-    if (!tokenizer.is_text(id)) continue;
+    if (!tokenizer.is_text(id)) {
+      if (end_mask_[id] || i > kLargestControl) continue;
+      bytes_ += control_bytes(id);
+      other.push_back(id);
+      continue;
+    }
     tokenizer.append_piece(id, false, bytes_);
     std::string_view text = std::string_view(bytes_).substr(begins_[i]);
-    if (text.size() > UINT16_MAX) bytes_.resize(begins_[i]);
+    // No text of a grammar has the byte that begins the bytes of a control token.
+    if (text.size() > UINT16_MAX || text.find(kControlByte) != text.npos) bytes_.resize(begins_[i]);
     if (bytes_.size() == begins_[i]) continue;
     bool is_plain = true;
     for (Made& m = made[i]; !text.empty() && is_plain; ++m.length) {

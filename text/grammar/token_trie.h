@@ -59,9 +59,13 @@ class TokenTrie {
   explicit TokenTrie(const Tokenizer& tokenizer);
 
   uint32_t tokens() const { return tokens_; }
-  // The bytes that a token stands for. Control tokens have none.
+  // The bytes that a token stands for; for a control token those of control_bytes(). Tokens that end a
+  // generation have none.
   std::string_view text(int32_t id) const {
     return std::string_view(bytes_).substr(begins_[id], begins_[id + 1] - begins_[id]);
+  }
+  bool is_control(int32_t id) const {
+    return id >= 0 && static_cast<uint32_t>(id) < tokens_ && text(id) == control_bytes(id);
   }
   // Tokens that end a generation.
   const std::vector<int32_t>& ends() const { return ends_; }
