@@ -169,8 +169,7 @@ AnswerFilter::Place AnswerFilter::place() const {
   const bool blank = stripped(held_).empty();
   if (blank && (state_ == State::kStart || (state_ == State::kMessage && recipient_.empty() && !spoke_)))
     return Place::kStart;
-  const bool call =
-      state_ == State::kMessage ? !recipient_.empty() : state_ == State::kCall && takes_json(*open_.format);
+  const bool call = state_ == State::kMessage ? !recipient_.empty() : state_ == State::kCall;
   return blank && call ? Place::kCall : Place::kInside;
 }
 

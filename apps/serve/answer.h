@@ -56,7 +56,7 @@ class AnswerFilter {
   enum class Place {
     kBefore,  // the answer has not begun; a thought or a header may come first
     kStart,   // at the beginning of the answer, or after white space
-    kCall,    // after a mark that opens calls, which may be in JSON, or at the beginning of a harmony call
+    kCall,    // after a mark that opens calls, or at the beginning of a harmony call
     kInside   // inside the answer
   };
   Place place() const;
@@ -64,6 +64,8 @@ class AnswerFilter {
   std::string function() const {
     return recipient_.empty() ? "" : recipient_.substr(sizeof "functions." - 1);
   }
+  // The format of the call that is read.
+  const CallFormat* format() const { return open_.format; }
   // Whether the text that comes now belongs to a thought.
   bool thinks() const { return state_ == State::kThought || (state_ == State::kMessage && analysis_); }
 

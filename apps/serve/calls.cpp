@@ -2,10 +2,9 @@
 #include "apps/serve/calls.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <iterator>
-#include <optional>
 
+#include "apps/serve/call_format.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 
@@ -133,10 +132,11 @@ void append_code_point(uint32_t code, std::string& text) {
   add(0x80 | (code & 63));
 }
 
-// Replaces the escapes of a Python text.
+// Replaces the escapes of a Python text, and those that only JSON has: \/ and pairs of surrogates.
 std::string unescaped(std::string_view written) {
-  constexpr std::string_view kNames = "ntrbfav\\'\"0", kMeant("\n\t\r\b\f\a\v\\'\"\0", 11);
+  constexpr std::string_view kNames = "ntrbfav\\'\"0/", kMeant("\n\t\r\b\f\a\v\\'\"\0/", 12);
   std::string text;
+  uint32_t high = 0;  // of a pair, if the text before this place is its first half
   for (size_t i = 0; i < written.size(); ++i) {
     const char c = written[i], next = i + 1 < written.size() ? written[i + 1] : '\0';
     const size_t digits = next == 'x' ? 2 : next == 'u' ? 4 : next == 'U' ? 8 : 0;
@@ -149,9 +149,13 @@ std::string unescaped(std::string_view written) {
         text += c;
         continue;
       }
-      append_code_point(std::min<uint32_t>(static_cast<uint32_t>(std::stoul(code, nullptr, 16)), 0x10FFFF),
-                        text);
+      const auto value = std::min<uint32_t>(static_cast<uint32_t>(std::stoul(code, nullptr, 16)), 0x10FFFF);
       i += 1 + digits;
+      const bool ends_pair = high != 0 && value >= 0xDC00 && value < 0xE000;
+      if (ends_pair) text.resize(text.size() - 3);  // the bytes of the first half
+      append_code_point(ends_pair ? 0x10000 + ((high - 0xD800) << 10) + (value - 0xDC00) : value, text);
+      const bool begins_pair = value >= 0xD800 && value < 0xDC00 && written.substr(i + 1).starts_with("\\u");
+      high = begins_pair ? value : 0;
     } else if (const size_t name = kNames.find(next); name != npos) {
       text += kMeant[name];
       ++i;
@@ -225,9 +229,7 @@ bool python_value(CallReader& in, std::string& json, int depth) {
   return !word.empty();
 }
 
-// Gemma 4 writes texts between these marks, and names without quotes.
-constexpr std::string_view kGemmaQuote = "<|\"|>";
-
+// Gemma 4 writes texts between marks, and names without quotes.
 bool gemma_text(CallReader& in, std::string& json) {
   std::string_view text;
   if (!in.take_until(kGemmaQuote, text)) return false;
@@ -295,26 +297,20 @@ bool gemma_value(CallReader& in, std::string& json, int depth) {
 
 // ---- formats ----
 
-// A call whose function and parameters are tags.
-struct CallTags {
-  std::string_view call, named, ends;                // <function=, >, </function>
-  std::string_view parameter, key_ends, value_ends;  // <parameter=, >, </parameter>
-};
-
-struct CallFormat {
-  using Read = bool (*)(CallReader&, const CallFormat&, const ToolTypes&, std::vector<ToolCall>&);
-  std::string_view open, close;  // `close` is empty if the calls themselves say where they end
-  Read read;
-  const CallTags* tags = nullptr;
-};
-
 namespace {
 
-constexpr CallTags kFunctionTags = {"<function=", ">", "</function>", "<parameter=", ">", "</parameter>"};
+constexpr CallTags kFunctionTags = {"<function=",   ">", "</function>", "<parameter=", ">",
+                                    "</parameter>", true};
 constexpr CallTags kInvokeTags = {"<invoke name=\"",    "\">", "</invoke>",
                                   "<parameter name=\"", "\"",  "</parameter>"};
-constexpr CallTags kDsmlTags = {"<\uff5cDSML\uff5cinvoke name=\"",    "\">", "</\uff5cDSML\uff5cinvoke>",
-                                "<\uff5cDSML\uff5cparameter name=\"", "\"",  "</\uff5cDSML\uff5cparameter>"};
+constexpr CallTags kDsmlTags = {"<\uff5cDSML\uff5cinvoke name=\"",
+                                "\">",
+                                "</\uff5cDSML\uff5cinvoke>",
+                                "<\uff5cDSML\uff5cparameter name=\"",
+                                "\"",
+                                "</\uff5cDSML\uff5cparameter>",
+                                false,
+                                true};
 constexpr CallTags kParamTags = {"<function name=\"", "\">", "</function>",
                                  "<param name=\"",    "\"",  "</param>"};
 
@@ -339,9 +335,27 @@ bool read_json(CallReader& in, const CallFormat& format, const ToolTypes&, std::
 }
 
 // The value of a parameter, which may contain the tag that ends it: the value ends where the call goes on
-// after the tag.
-bool take_tagged_value(CallReader& in, const CallTags& tags, std::string_view close,
+// after the tag. If it is an object or array, it may even contain how a call goes on, in quotes.
+bool take_tagged_value(CallReader& in, const CallTags& tags, std::string_view close, bool may_be_text,
                        std::string_view& value) {
+  if (CallReader json = in; !may_be_text) {
+    json.skip_space();
+    std::string_view ignored;
+    if ((json.is_next("{") || json.is_next("[")) && json.take_json(ignored)) {
+      json.skip_space();
+      const size_t size = in.rest.size() - json.rest.size();
+      if (json.take(tags.value_ends)) {
+        value = in.rest.substr(0, size);
+        in.rest = json.rest;
+        in.skip_space();
+        return true;
+      }
+    }
+    if (json.ended && !in.last) {
+      in.ended = true;
+      return false;
+    }
+  }
   for (size_t end = 0; (end = in.rest.find(tags.value_ends, end)) != npos; ++end) {
     CallReader after{in.rest.substr(end + tags.value_ends.size()), in.last};
     after.skip_space();
@@ -374,11 +388,11 @@ bool read_tagged(CallReader& in, const CallFormat& format, const ToolTypes& type
     std::string_view key, how, value;
     if (!in.take(tags.parameter) || !in.take_until(tags.key_ends, key)) return false;
     if (tags.key_ends == "\"" && !in.take_until(">", how)) return false;
-    if (!take_tagged_value(in, tags, format.close, value)) return false;
+    if (!take_tagged_value(in, tags, format.close, types.may_be_text(name, key), value)) return false;
     constexpr std::string_view kData = "<![CDATA[", kDataEnds = "]]>";
     if (value.starts_with(kData) && value.ends_with(kDataEnds)) {
       value = value.substr(kData.size(), value.size() - kData.size() - kDataEnds.size());
-    } else if (format.tags == &kFunctionTags) {  // values have lines of their own
+    } else if (tags.lines) {
       if (value.starts_with('\n')) value.remove_prefix(1);
       if (value.ends_with('\n')) value.remove_suffix(1);
     }
@@ -413,18 +427,17 @@ bool read_lone_tagged(CallReader& in, const CallFormat& format, const ToolTypes&
 // GLM: NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...
 bool read_keys(CallReader& in, const CallFormat& format, const ToolTypes& types,
                std::vector<ToolCall>& calls) {
-  constexpr CallTags kTags = {"", "", "", "<arg_key>", "</arg_key>", "</arg_value>"};
   std::string name, object = "{";
   if (!in.take_name(name)) return false;
   in.skip_space();
-  while (in.take(kTags.parameter)) {
+  while (in.take(kKeyTags.parameter)) {
     std::string_view key, value;
-    if (!in.take_until(kTags.key_ends, key)) return false;
+    if (!in.take_until(kKeyTags.key_ends, key)) return false;
     in.skip_space();
-    if (!in.take("<arg_value>")) return false;
-    CallTags ends = kTags;
+    if (!in.take(kKeyValue)) return false;
+    CallTags ends = kKeyTags;
     ends.ends = format.close;
-    if (!take_tagged_value(in, ends, {}, value)) return false;
+    if (!take_tagged_value(in, ends, {}, types.may_be_text(name, key), value)) return false;
     object += (object.size() > 1 ? "," : "") + json_text(key) + ":" + types.json(name, key, value);
     in.skip_space();
   }
@@ -483,13 +496,10 @@ bool read_python(CallReader& in, const CallFormat& format, const ToolTypes& type
 // DeepSeek: each call is NAME, a separator, and its arguments. Older models write "function" before the
 // separator, and then the name and a block of JSON.
 bool read_deepseek(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
-  constexpr std::string_view kBegin = "<\uff5ctool\u2581call\u2581begin\uff5c>",
-                             kSeparator = "<\uff5ctool\u2581sep\uff5c>",
-                             kEnd = "<\uff5ctool\u2581call\u2581end\uff5c>";
   do {
     std::string_view name, json;
     in.skip_space();
-    if (!in.take(kBegin) || !in.take_until(kSeparator, name)) return false;
+    if (!in.take(kDeepSeekBegin) || !in.take_until(kDeepSeekSeparator, name)) return false;
     in.skip_space();
     if (in.ends()) return false;
     const bool block = in.rest[0] != '{';
@@ -497,27 +507,27 @@ bool read_deepseek(CallReader& in, const CallFormat& format, const ToolTypes&, s
     in.skip_space();
     if (!in.take_json(json)) return false;
     in.skip_space();
-    if ((block && !in.take("```")) || !in.take(kEnd) || !add_call(stripped(name), json, calls)) return false;
+    if ((block && !in.take("```")) || !in.take(kDeepSeekEnd) || !add_call(stripped(name), json, calls))
+      return false;
     in.skip_space();
-  } while (in.is_next(kBegin));
+  } while (in.is_next(kDeepSeekBegin));
   return in.take_close(format.close);
 }
 
 // Kimi K2: each call is functions.NAME:NUMBER and its arguments.
 bool read_kimi(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
-  constexpr std::string_view kBegin = "<|tool_call_begin|>", kPrefix = "functions.";
   do {
     std::string_view id, json;
     in.skip_space();
-    if (!in.take(kBegin) || !in.take_until("<|tool_call_argument_begin|>", id)) return false;
+    if (!in.take(kKimiBegin) || !in.take_until(kKimiArguments, id)) return false;
     in.skip_space();
     if (!in.take_json(json)) return false;
     in.skip_space();
     id = stripped(id);
-    if (id.starts_with(kPrefix)) id.remove_prefix(kPrefix.size());
-    if (!in.take("<|tool_call_end|>") || !add_call(id.substr(0, id.rfind(':')), json, calls)) return false;
+    if (id.starts_with(kKimiPrefix)) id.remove_prefix(kKimiPrefix.size());
+    if (!in.take(kKimiEnd) || !add_call(id.substr(0, id.rfind(':')), json, calls)) return false;
     in.skip_space();
-  } while (in.is_next(kBegin));
+  } while (in.is_next(kKimiBegin));
   return in.take_close(format.close);
 }
 
@@ -530,47 +540,39 @@ bool read_mistral(CallReader& in, const CallFormat& format, const ToolTypes& typ
   std::string name;
   std::string_view json, id;
   if (!in.take_name(name)) return false;
-  if (in.take("[CALL_ID]") ? !in.take_until("[ARGS]", id) : !in.take("[ARGS]")) return false;
+  if (in.take(kMistralId) ? !in.take_until(kMistralArguments, id) : !in.take(kMistralArguments)) return false;
   in.skip_space();
   return in.take_json(json) && add_call(name, json, calls);
 }
 
+using enum CallNotation;
 constexpr CallFormat kFormats[] = {
-    {"<tool_call>", "</tool_call>", read_tool_call, &kFunctionTags},
-    {"<seed:tool_call>", "</seed:tool_call>", read_tagged_block, &kFunctionTags},
-    {"<function=", "", read_lone_tagged, &kFunctionTags},
-    {"<function name=\"", "", read_tagged, &kParamTags},
-    {"<minimax:tool_call>", "</minimax:tool_call>", read_tagged_block, &kInvokeTags},
-    {"<\uff5cDSML\uff5cfunction_calls>", "</\uff5cDSML\uff5cfunction_calls>", read_tagged_block, &kDsmlTags},
-    {"<\uff5cDSML\uff5ctool_calls>", "</\uff5cDSML\uff5ctool_calls>", read_tagged_block, &kDsmlTags},
-    {"<|tool_call>", "<tool_call|>", read_gemma},
-    {"<|tool_call_start|>", "<|tool_call_end|>", read_python},
+    {"<tool_call>", "</tool_call>", read_tool_call, kJson, &kFunctionTags},
+    {"<seed:tool_call>", "</seed:tool_call>", read_tagged_block, kTags, &kFunctionTags, true},
+    {"<function=", "", read_lone_tagged, kTags, &kFunctionTags},
+    {"<function name=\"", "", read_tagged, kTags, &kParamTags},
+    {"<minimax:tool_call>", "</minimax:tool_call>", read_tagged_block, kTags, &kInvokeTags, true},
+    {"<\uff5cDSML\uff5cfunction_calls>", "</\uff5cDSML\uff5cfunction_calls>", read_tagged_block, kTags,
+     &kDsmlTags, true},
+    {"<\uff5cDSML\uff5ctool_calls>", "</\uff5cDSML\uff5ctool_calls>", read_tagged_block, kTags, &kDsmlTags,
+     true},
+    {"<|tool_call>", "<tool_call|>", read_gemma, kGemma},
+    {"<|tool_call_start|>", "<|tool_call_end|>", read_python, kPython},
     {"<TOOLCALL>", "</TOOLCALL>", read_json},
     {"<|START_ACTION|>", "<|END_ACTION|>", read_json},
     {"<|tool_call|>", "", read_json},
     {"function call<|role_sep|>", "", read_json},
     {"[TOOL_CALLS]", "", read_mistral},
-    {"<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>", read_deepseek},
-    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi},
+    {"<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>", read_deepseek,
+     kDeepSeek, nullptr, true},
+    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi, kKimi, nullptr, true},
 };
 
 // Tokens inside calls.
 constexpr std::string_view kInnerMarks[] = {
-    kGemmaQuote,
-    "<arg_key>",
-    "</arg_key>",
-    "<arg_value>",
-    "</arg_value>",
-    "\uff5cDSML\uff5c",
-    "<\uff5ctool\u2581call\u2581begin\uff5c>",
-    "<\uff5ctool\u2581sep\uff5c>",
-    "<\uff5ctool\u2581call\u2581end\uff5c>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|role_sep|>",
-    "[CALL_ID]",
-    "[ARGS]",
+    kGemmaQuote,        kKeyTags.parameter, kKeyTags.key_ends,  kKeyValue,    kKeyTags.value_ends,
+    "\uff5cDSML\uff5c", kDeepSeekBegin,     kDeepSeekSeparator, kDeepSeekEnd, kKimiBegin,
+    kKimiArguments,     kKimiEnd,           "<|role_sep|>",     kMistralId,   kMistralArguments,
 };
 
 // The text of a member of an object in compact JSON, in which numbers stay as they were written.
@@ -614,16 +616,6 @@ bool read_json_call(const std::string& text, bool bare, std::vector<ToolCall>& c
   return true;
 }
 
-enum SchemaType : unsigned {
-  kText = 1,
-  kInteger = 2,
-  kNumber = 4,
-  kBoolean = 8,
-  kObject = 16,
-  kArray = 32,
-  kNull = 64
-};
-
 unsigned type_of(const Json& value) {
   return value.is_string()                                ? kText
          : value.is_number_integer() || value.is_binary() ? kInteger | kNumber
@@ -644,10 +636,23 @@ unsigned named_type(const Json& name) {
   return 0;
 }
 
-// The types that a JSON schema allows; 0: it does not say.
-unsigned types_of(const Json& schema, int depth = 0) {
+// The part of a schema that a reference "#/a/b" names, or null.
+const Json* referred(const Json& root, const std::string& reference) {
+  if (!reference.starts_with('#')) return nullptr;
+  try {
+    return &root.at(Json::json_pointer(reference.substr(1)));
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
+
+unsigned types_of(const Json& schema, const Json& root, int depth) {
   unsigned types = 0;
   if (!schema.is_object() || depth > 8) return types;
+  if (const Json* reference = find_field(schema, "$ref"); reference && reference->is_string()) {
+    const Json* target = referred(root, reference->get_ref<const std::string&>());
+    return target ? types_of(*target, root, depth + 1) : 0;
+  }
   const Json* type = find_field(schema, "type");
   if (type && type->is_array()) {
     for (const Json& one : *type) types |= named_type(one);
@@ -657,13 +662,16 @@ unsigned types_of(const Json& schema, int depth = 0) {
   if (types) return types;
   if (const Json* values = find_field(schema, "enum"); values && values->is_array())
     for (const Json& value : *values) types |= type_of(value);
-  for (const char* name : {"anyOf", "oneOf"})
+  if (const auto value = schema.find("const"); value != schema.end()) types |= type_of(*value);
+  for (const char* name : {"anyOf", "oneOf", "allOf"})
     if (const Json* choices = find_field(schema, name); choices && choices->is_array())
-      for (const Json& choice : *choices) types |= types_of(choice, depth + 1);
+      for (const Json& choice : *choices) types |= types_of(choice, root, depth + 1);
   return types;
 }
 
 }  // namespace
+
+unsigned types_of(const Json& schema, const Json& root) { return types_of(schema, root, 0); }
 
 ToolTypes::ToolTypes(const Json& tools) {
   for (const Json& tool : tools) {
@@ -674,15 +682,25 @@ ToolTypes::ToolTypes(const Json& tools) {
     const Json* schema = find_field(*function, "parameters");
     const Json* properties = schema && schema->is_object() ? find_field(*schema, "properties") : nullptr;
     if (!properties || !properties->is_object()) continue;
-    for (const auto& [key, property] : properties->items()) parameters[key] = types_of(property);
+    for (const auto& [key, property] : properties->items()) parameters[key] = types_of(property, *schema);
   }
+}
+
+unsigned ToolTypes::types(std::string_view tool, std::string_view parameter) const {
+  const auto found = tools_.find(tool);
+  if (found == tools_.end()) return 0;
+  const auto known = found->second.find(parameter);
+  return known == found->second.end() ? 0 : known->second;
+}
+
+bool ToolTypes::may_be_text(std::string_view tool, std::string_view parameter) const {
+  const unsigned types = this->types(tool, parameter);
+  return types == 0 || (types & kText) != 0;
 }
 
 std::string ToolTypes::json(std::string_view tool, std::string_view parameter,
                             std::string_view written) const {
-  unsigned types = 0;
-  if (const auto found = tools_.find(tool); found != tools_.end())
-    if (const auto known = found->second.find(parameter); known != found->second.end()) types = known->second;
+  const unsigned types = this->types(tool, parameter);
   const std::string_view word = stripped(written);
   std::string value = types == kText ? "" : json_word(word);
   if (types != kText && (word.starts_with('{') || word.starts_with('['))) {
@@ -700,48 +718,6 @@ std::string ToolTypes::json(std::string_view tool, std::string_view parameter,
 
 namespace {
 
-// Makes the references in a schema, "#/a/b", those of a schema that has it as its part.
-void move_references(Json& schema, const std::string& to) {
-  if (!schema.is_structured()) return;
-  for (auto& [name, part] : schema.items()) {
-    if (name == "$ref" && part.is_string() && part.get_ref<const std::string&>().starts_with('#'))
-      part = to + part.get_ref<const std::string&>().substr(1);
-    else
-      move_references(part, to);
-  }
-}
-
-}  // namespace
-
-bool is_strict(const Json& tool) { return tool["function"].value("strict", Json()) == true; }
-
-Json arguments_schema(const Json& tool) {
-  const Json* schema = find_field(tool["function"], "parameters");
-  if (schema && schema->is_object() && !schema->empty()) return *schema;
-  return {{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
-}
-
-Json call_schema(const Json& tools, std::string_view only, bool all) {
-  Json calls = Json::array();
-  for (const Json& tool : tools) {
-    const Json& name = tool["function"]["name"];
-    if (!only.empty() && name != only) continue;
-    const bool checked = all || is_strict(tool);
-    calls.push_back({{"type", "object"},
-                     {"properties", {{"name", {{"const", name}}}, {"arguments", {{"type", "object"}}}}},
-                     {"required", {"name", "arguments"}},
-                     {"additionalProperties", false}});
-    if (checked) calls.back()["properties"]["arguments"] = arguments_schema(tool);
-  }
-  const bool one = calls.size() == 1;
-  for (size_t i = 0; i < calls.size(); ++i)
-    move_references(calls[i]["properties"]["arguments"],
-                    "#" + (one ? "" : "/anyOf/" + std::to_string(i)) + "/properties/arguments");
-  return one ? calls[0] : Json{{"anyOf", calls}};
-}
-
-namespace {
-
 // Whether a prompt shows calls that begin in this way after <tool_call>.
 bool shows_calls(std::string_view prompt, std::string_view begin) {
   constexpr std::string_view kMark = "<tool_call>";
@@ -750,92 +726,46 @@ bool shows_calls(std::string_view prompt, std::string_view begin) {
   return false;
 }
 
-// Whether a schema has only these keywords, besides those that say nothing about values.
-bool only_has(const Json& schema, std::initializer_list<std::string_view> keywords) {
-  constexpr std::string_view kAnnotations[] = {"title", "description", "default", "examples"};
-  const auto is_known = [&](const auto& item) {
-    return std::find(keywords.begin(), keywords.end(), item.key()) != keywords.end() ||
-           std::find(std::begin(kAnnotations), std::end(kAnnotations), item.key()) != std::end(kAnnotations);
-  };
-  const auto items = schema.items();
-  return std::all_of(items.begin(), items.end(), is_known);
-}
-
-// The rules of a text without the tag that ends a parameter. Rule t0 says what may follow "<", t1 what may
-// follow "</", and so on.
-std::string untagged_text_rules() {
-  const std::string tag = "/parameter>";
-  std::string rules = "text ::= ([^<] | \"<\" t0)*\n";
-  for (size_t i = 0; i < tag.size(); ++i) {
-    rules += "t" + std::to_string(i) + " ::= [^" + tag[i] + "<] | \"<\" t0";
-    if (i + 1 < tag.size()) rules += std::string(" | \"") + tag[i] + "\" t" + std::to_string(i + 1);
-    rules += "\n";
-  }
-  return rules;
-}
-
-// The grammar of a text that stands without quotes; "": its schema cannot be written.
-std::string untagged_text(const Json& schema) {
-  const Json* words = find_field(schema, "enum");
-  const Json one = schema.contains("const") ? Json::array({schema["const"]}) : Json();
-  if (!one.is_null()) words = &one;
-  if (words) {
-    std::string choice;
-    for (const Json& word : *words) {
-      if (!word.is_string()) return "";
-      choice += (choice.empty() ? "(" : " | ") + write_json(word);
-    }
-    return only_has(schema, {"type", "enum", "const"}) && !choice.empty() ? choice + ")" : "";
-  }
-  if (!only_has(schema, {"type", "minLength", "maxLength"})) return "";
-  if (!schema.contains("minLength") && !schema.contains("maxLength")) return "text";
-  const std::string least = write_json(schema.value("minLength", Json(0))),
-                    most = schema.contains("maxLength") ? write_json(schema["maxLength"]) : "";
-  return "[^<]{" + least + "," + most + "}";
-}
-
-// The grammar of a call's parameters in tags; nothing if the schema cannot be written.
-std::optional<std::string> tagged_parameters(const Json& schema) {
-  const Json none = Json::object(), no_names = Json::array();
-  const Json *properties = find_field(schema, "properties"), *required = find_field(schema, "required");
-  if (!properties) properties = &none;
-  if (!required) required = &no_names;
-  if (!only_has(schema, {"type", "properties", "required", "additionalProperties", "$schema"}) ||
-      !properties->is_object() || !required->is_array() || write_json(*properties).find("\"$ref\"") != npos)
-    return std::nullopt;
-  for (const Json& name : *required)
-    if (!name.is_string() || !properties->contains(name.get<std::string>())) return std::nullopt;
-  std::string rule;
-  for (const auto& [key, property] : properties->items()) {
-    const bool is_text = types_of(property) == kText;
-    const std::string value = is_text ? untagged_text(property) : "%json " + write_json(property);
-    if (value.empty() || !property.is_object()) return std::nullopt;
-    const bool needed = std::find(required->begin(), required->end(), key) != required->end();
-    rule += " (" + write_json("<parameter=" + key + ">\n") + " " + value + " \"\\n</parameter>\\n\")" +
-            (needed ? "" : "?");
-  }
-  return rule;
-}
-
 }  // namespace
 
 std::string call_mark(std::string_view prompt) {
   return shows_calls(prompt, "{\"name\"") ? "<tool_call>\n" : "";
 }
 
-bool describes_tags(std::string_view prompt) { return shows_calls(prompt, "<function="); }
-
-std::string tagged_grammar(const Json& tools, bool all) {
-  std::string calls;
-  for (const Json& tool : tools) {
-    const auto rule = all || is_strict(tool) ? tagged_parameters(arguments_schema(tool)) : std::nullopt;
-    if (all && !rule) return "";
-    calls += (calls.empty() ? "" : " | ") +
-             write_json("<function=" + tool["function"]["name"].get<std::string>() + ">\n") +
-             (rule ? *rule + " \"</function>\\n</tool_call>\"" : " .*");
-  }
-  return "root ::= \"\\n\"? (" + calls + ")\n" + untagged_text_rules();
+CallStyle described_calls(std::string_view prompt) {
+  const CallFormat* format = find_open_mark("<tool_call>").format;
+  if (shows_calls(prompt, "{\"name\"")) return {format, CallNotation::kJson};
+  if (shows_calls(prompt, "<function=")) return {format, CallNotation::kTags};
+  return {};
 }
+
+CallStyle written_calls(std::string_view text) {
+  const OpenMark mark = find_open_mark(text);
+  if (!mark.format) return {};
+  std::string_view inside = stripped(text.substr(mark.at + mark.mark.size()));
+  const auto begins = [&](std::string_view word) { return inside.starts_with(word); };
+  CallStyle style = {mark.format, mark.format->notation};
+  if (begins("{") || (begins("[") && mark.format->read != read_python)) {
+    style.notation = CallNotation::kJson;
+  } else if (mark.format->read == read_mistral) {
+    style.notation = CallNotation::kArguments;
+  } else if (mark.format->read == read_tool_call) {
+    style.notation = begins("<") ? CallNotation::kTags : CallNotation::kKeys;
+  } else if (mark.format->read == read_lone_tagged) {
+    inside.remove_prefix(std::min(inside.find('>') + 1, inside.size()));
+    if (begins("{")) style.notation = CallNotation::kJsonInTags;
+  }
+  return style;
+}
+
+std::vector<const CallFormat*> call_formats() {
+  std::vector<const CallFormat*> all;
+  for (const CallFormat& format : kFormats) all.push_back(&format);
+  return all;
+}
+
+std::string_view open_mark(const CallFormat& format) { return format.open; }
+CallNotation usual_notation(const CallFormat& format) { return format.notation; }
 
 void describe_tools(const Json& tools, Json& messages) {
   std::string text = "You may call these functions:\n";
@@ -873,10 +803,6 @@ size_t begun_open_mark(std::string_view text) {
   size_t most = 0;
   for (const CallFormat& format : kFormats) most = std::max(most, begun(text, format.open));
   return most;
-}
-
-bool takes_json(const CallFormat& format) {
-  return format.read == read_json || format.read == read_tool_call || format.read == read_mistral;
 }
 
 bool is_call_mark(std::string_view token) {

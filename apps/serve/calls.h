@@ -22,16 +22,18 @@ class ToolTypes {
   // `tools`: an array in OpenAI's form, or null.
   explicit ToolTypes(const Json& tools);
   bool has(std::string_view tool) const { return tools_.find(tool) != tools_.end(); }
+  // Whether a parameter may be a text.
+  bool may_be_text(std::string_view tool, std::string_view parameter) const;
   // The JSON of an argument that a model wrote without quotes.
   std::string json(std::string_view tool, std::string_view parameter, std::string_view written) const;
 
  private:
+  // The types of a parameter; 0: any.
+  unsigned types(std::string_view tool, std::string_view parameter) const;
+
   using Parameters = std::map<std::string, unsigned, std::less<>>;  // a bit for each type
   std::map<std::string, Parameters, std::less<>> tools_;
 };
-
-// A format of calls with marks around them.
-struct CallFormat;
 
 // The first mark in a text that opens calls.
 struct OpenMark {
@@ -56,29 +58,22 @@ enum class Found {
 Found read_calls(const CallFormat& format, std::string_view text, bool last, const ToolTypes& types,
                  std::vector<ToolCall>& calls, size_t& length);
 
-// The JSON schema of a call {"name": ..., "arguments": {...}} of one of the tools. `only`: the name of the
-// tool;
-// "": any. `all`: the arguments of every tool must meet its schema; else only those of tools that are strict.
-Json call_schema(const Json& tools, std::string_view only, bool all);
-// Whether the arguments of a tool must meet its schema.
-bool is_strict(const Json& tool);
-// The JSON schema of a tool's arguments.
-Json arguments_schema(const Json& tool);
-// Whether a prompt with tools describes calls as tags after <tool_call>, as Qwen3-Coder's does.
-bool describes_tags(std::string_view prompt);
-// The grammar of such a call after <tool_call>. `all`: the arguments of every tool must meet its schema, and
-// "" is returned if a schema cannot be written in tags; else only those of tools that are strict, as far as
-// they can.
-std::string tagged_grammar(const Json& tools, bool all);
+// All formats.
+std::vector<const CallFormat*> call_formats();
+std::string_view open_mark(const CallFormat& format);
+// The notation in which a format is read unless a prompt or a template shows another.
+CallNotation usual_notation(const CallFormat& format);
+// How a prompt with tools describes calls between <tool_call> and </tool_call>. Other formats are not looked
+// for.
+CallStyle described_calls(std::string_view prompt);
+// How a chat template wrote a call without arguments.
+CallStyle written_calls(std::string_view text);
 // What a call in JSON begins with, as a prompt with tools describes it; "": no mark.
 std::string call_mark(std::string_view prompt);
 // For a chat template without tools: describes them in the system message, which is the first.
 void describe_tools(const Json& tools, Json& messages);
 // The messages for a chat template without calls: they and their results are text.
 Json with_calls_as_text(const Json& messages);
-// Whether calls in JSON may follow the mark of a format.
-bool takes_json(const CallFormat& format);
-
 // Reads an object or array of calls in JSON: {"name": ..., "arguments": {...}}. Returns whether there is
 // nothing else in it. `bare`: the object has no marks around it, so it is a call only if it has arguments.
 bool read_json_calls(std::string_view written, bool bare, std::vector<ToolCall>& calls);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/serve/call_grammar.h"
 #include "apps/serve/calls.h"
 #include "apps/serve/json.h"
 
@@ -42,6 +43,42 @@ Grammar schema_grammar(const Model& model, const Json& schema) {
   return make_grammar(model, thimble_grammar_create_json_schema, write_json(schema));
 }
 
+// A mark in a grammar: its control tokens by number, and everything else as text.
+std::string spelled(const Model& model, std::string_view mark) {
+  std::string expression, words, read;
+  const auto add_words = [&] {
+    if (!words.empty()) expression += " " + write_json(std::exchange(words, {}));
+  };
+  for (const int32_t token : token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL)) {
+    const std::string bytes = token_bytes(model, token);
+    read += bytes;
+    if (!detokenize(model, {token}, 0).empty()) {
+      words += bytes;
+      continue;
+    }
+    add_words();
+    expression += " <[" + std::to_string(token) + "]>";
+  }
+  add_words();
+  return read == mark ? "(" + expression + ")" : write_json(std::string(mark));
+}
+
+// The grammars of calls that are not in JSON. If a call must be made, it is that of the chat template's
+// style. Otherwise the model may write any format whose mark is a token.
+void add_styles(const Model& model, const Task& task, const Json& tools, Grammars& grammars) {
+  const CallRules rules = {task.must_call, !task.must_call && !task.one_call,
+                           [&](std::string_view mark) { return spelled(model, mark); }};
+  for (const CallFormat* format : call_formats()) {
+    const bool native = format == task.call_style.format;
+    const std::string mark(open_mark(*format));
+    if (!native && (task.must_call || token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL).size() != 1))
+      continue;
+    const CallStyle style = native ? task.call_style : CallStyle{format, usual_notation(*format)};
+    const std::string grammar = call_grammar(style, tools, rules);
+    if (!grammar.empty()) grammars.styles[format] = make_grammar(model, thimble_grammar_create_gbnf, grammar);
+  }
+}
+
 }  // namespace
 
 Grammars make_grammars(const Model& model, const Task& task) {
@@ -67,11 +104,12 @@ Grammars make_grammars(const Model& model, const Task& task) {
       grammars.name = make_grammar(model, thimble_grammar_create_gbnf, name_rule(checked));
   } else if (!checked.empty()) {
     const Json& tools = task.must_call ? checked : task.tools;
-    const std::string tags = task.tags_calls ? tagged_grammar(tools, task.must_call) : "";
-    grammars.tagged = !tags.empty();
-    grammars.call = grammars.tagged ? make_grammar(model, thimble_grammar_create_gbnf, tags)
-                                    : schema_grammar(model, call_schema(tools, "", task.must_call));
-    if (grammars.tagged) mark = "<tool_call>";
+    add_styles(model, task, tools, grammars);
+    if (task.must_call && !grammars.styles.empty())
+      mark = open_mark(*task.call_style.format);
+    else
+      grammars.call = schema_grammar(model, call_schema(tools, "", task.must_call));
+    grammars.bare = task.call_style.notation == CallNotation::kJson;
   }
   if (task.must_call) {
     if (!mark.empty()) grammars.mark = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
@@ -87,9 +125,11 @@ Gate::Gate(const Model& model, const Task& task, const Grammars& grammars)
       task_(task),
       grammars_(grammars),
       filter_(task.opening, task.tools),
-      waits_(grammars.form || grammars.call || !grammars.arguments.empty()),
+      waits_(grammars.form || grammars.call || !grammars.styles.empty() || !grammars.arguments.empty()),
       mark_(grammars.mark) {
-  if (grammars.call)
+  if (task.must_call && !grammars.styles.empty())
+    after_mark_ = &grammars.styles.begin()->second;
+  else if (grammars.call)
     after_mark_ = &grammars.call;
   else if (grammars.arguments.size() == 1)
     after_mark_ = &grammars.arguments.begin()->second;
@@ -100,6 +140,14 @@ Gate::Gate(const Model& model, const Task& task, const Grammars& grammars)
 void Gate::push(std::string_view text) {
   if (waits_) filter_.push(text);
   if (names_) name_ += text;
+}
+
+const Grammar* Gate::grammar_after(const CallFormat* format) const {
+  if (!format) return nullptr;
+  if (const auto found = grammars_.styles.find(format); found != grammars_.styles.end())
+    return &found->second;
+  const bool json = grammars_.call && usual_notation(*format) == CallNotation::kJson;
+  return json ? &grammars_.call : nullptr;
 }
 
 int32_t Gate::begin(const Session& session, const Grammar& grammar) {
@@ -139,7 +187,7 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
     const auto found = grammars_.arguments.find(filter_.function());
     return found == grammars_.arguments.end() ? -1 : begin(session, found->second);
   }
-  if (place == Place::kCall && !grammars_.call) {
+  if (place == Place::kCall && !grammar_after(filter_.format())) {
     waits_ = false;
     return -1;
   }
@@ -149,22 +197,26 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
   constexpr int kMostSpaces = 2;
   if (place != Place::kInside && !word.empty() && stripped(word).empty() && spaces_++ < kMostSpaces)
     return best;
-  if (place == Place::kCall) return begin(session, grammars_.call);
+  if (place == Place::kCall) return begin(session, *grammar_after(filter_.format()));
   if (place == Place::kStart && task_.is_chat && !thought_ && opens_thought(word)) {
     thought_ = true;
     return best;
   }
   const OpenMark mark = find_open_mark(word);
   const bool calls = !task_.tools.is_null() && mark.at == 0;
-  if (task_.must_call || (calls && strict && takes_json(*mark.format))) {
-    if (strict) mark_ = token_ids(model_, std::string(mark.mark), THIMBLE_TOKENIZE_PARSE_SPECIAL);
+  const Grammar* after = calls && strict ? grammar_after(mark.format) : nullptr;
+  if (task_.must_call || after) {
+    if (strict) {
+      mark_ = token_ids(model_, std::string(mark.mark), THIMBLE_TOKENIZE_PARSE_SPECIAL);
+      after_mark_ = after;
+    }
     marked_ = true;
     return write_mark(session);
   }
   if (place == Place::kInside) return -1;
   if (calls) return best;
   const bool bare =
-      strict && !grammars_.tagged && !grammars_.form && (word.starts_with('{') || word.starts_with('['));
+      strict && grammars_.bare && !grammars_.form && (word.starts_with('{') || word.starts_with('['));
   if (bare) return begin(session, grammars_.call);
   return grammars_.form ? begin(session, grammars_.form) : -1;
 }

@@ -13,9 +13,10 @@ namespace app::serve {
 
 // The grammars of a request. null: none.
 struct Grammars {
-  Grammar form;  // of an answer that is not a call
-  Grammar call;  // of a call in JSON, or in tags
-  bool tagged = false;
+  Grammar form;                                 // of an answer that is not a call
+  Grammar call;                                 // of a call in JSON
+  bool bare = false;                            // such a call may have no mark
+  std::map<const CallFormat*, Grammar> styles;  // of calls in other notations, after the mark of their format
   // In gpt-oss' format, the name of a function is in the header of a message: the grammars of the functions'
   // arguments, and that of their names with a space after them.
   std::map<std::string, Grammar> arguments;
@@ -43,6 +44,8 @@ class Gate {
   void push(std::string_view text);
 
  private:
+  // The grammar of what follows the mark of a format, or nullptr.
+  const Grammar* grammar_after(const CallFormat* format) const;
   int32_t begin(const Session& session, const Grammar& grammar);
   int32_t write_mark(const Session& session);
 

@@ -79,34 +79,46 @@ Json answer_message(const Task& task, const std::string& text) {
   return message;
 }
 
-// Whether the chat template writes the name of a tool in a conversation, which is the description of a tool,
-// or a call of one.
-bool writes_tool(const Model& model, const ChatStyle& style, bool call) {
-  const std::string name = "a_tool_that_no_template_names";
-  const Json tool = {{"type", "function"},
-                     {"function",
-                      {{"name", name},
-                       {"description", name},
-                       {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}};
-  const std::string id = "call00000";  // as long as every template accepts
-  const Json made = {
-      {"type", "function"}, {"function", {{"name", name}, {"arguments", Json::object()}}}, {"id", id}};
-  Json messages = Json::array({{{"role", "user"}, {"content", "a"}}});
+const char* const kProbedTool = "a_tool_that_no_template_names";
+
+// What the chat template makes of messages, with these tools.
+std::string probe(const Model& model, const ChatStyle& style, const Json& messages, const Json& tools) {
   ChatStyle probe = style;
   Json variables = style.variables.empty() ? Json::object() : Json::parse(style.variables);
-  if (call) {
-    messages.push_back({{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({made})}});
-    messages.push_back({{"role", "tool"}, {"content", "b"}, {"tool_call_id", id}});
-  } else {
-    variables["tools"] = Json::array({tool});
-  }
+  if (!tools.is_null()) variables["tools"] = tools;
   probe.variables = variables.empty() ? "" : write_json(variables);
+  return chat_text(model, probe, write_json(messages), 0);
+}
+
+// Whether the chat template tells the model of tools.
+bool writes_tools(const Model& model, const ChatStyle& style) {
+  const Json tool = {{"type", "function"},
+                     {"function",
+                      {{"name", kProbedTool},
+                       {"description", kProbedTool},
+                       {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}};
   try {
-    const std::string text = chat_text(model, probe, write_json(messages), 0);
-    return text.find(name) != std::string::npos || text.find(id) != std::string::npos;
+    const Json messages = Json::array({{{"role", "user"}, {"content", "a"}}});
+    return probe(model, style, messages, Json::array({tool})).find(kProbedTool) != std::string::npos;
   } catch (const Failure&) {
-    return !call;  // the template will say the same of a request with tools, but other templates refuse a
-                   // role
+    return true;  // the template will say the same of a request with tools
+  }
+}
+
+// A conversation with a call of a tool as the chat template writes it; "" if it writes none, or refuses it.
+std::string written_call(const Model& model, const ChatStyle& style) {
+  const std::string id = "call00000";  // as long as every template accepts
+  const Json made = {
+      {"type", "function"}, {"function", {{"name", kProbedTool}, {"arguments", Json::object()}}}, {"id", id}};
+  const Json messages =
+      Json::array({{{"role", "user"}, {"content", "a"}},
+                   {{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({made})}},
+                   {{"role", "tool"}, {"content", "b"}, {"tool_call_id", id}}});
+  try {
+    const std::string text = probe(model, style, messages, nullptr);
+    return text.find(kProbedTool) != std::string::npos || text.find(id) != std::string::npos ? text : "";
+  } catch (const Failure&) {
+    return "";  // some templates refuse a role
   }
 }
 
@@ -245,8 +257,9 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const ServeFl
       model_(model),
       room_(room),
       end_of_turn_(end_of_turn_or_text(model, settings.chat, chat_problem_)),
-      describes_tools_(!chat_problem_.empty() || writes_tool(model, settings.chat, false)),
-      writes_calls_(!chat_problem_.empty() || writes_tool(model, settings.chat, true)),
+      describes_tools_(!chat_problem_.empty() || writes_tools(model, settings.chat)),
+      written_call_(chat_problem_.empty() ? written_call(model, settings.chat) : ""),
+      call_style_(written_calls(written_call_)),
       policies_(std::make_unique<Policies>(settings, model, flags.slots)),
       kinds_(flags.slots) {
   try {
@@ -412,7 +425,8 @@ Prompt Scheduler::prepare(Task& task) const {
     task.opening = opening_of(text);
     task.is_chat = true;
     task.call_mark = call_mark(text);
-    task.tags_calls = task.call_mark.empty() && describes_tags(text);
+    task.call_style = described_calls(text);
+    if (!task.call_style.format) task.call_style = call_style_;
     task.opening.goes_on = !task.begun.is_null();
     if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
     prompt.ids = token_ids(model_, text, kPromptFlags);
@@ -423,8 +437,9 @@ Prompt Scheduler::prepare(Task& task) const {
 
 // The messages as the chat template gets them.
 std::string Scheduler::written(const Prompt& prompt, const Task& task) const {
-  if (describes_tools_ && writes_calls_) return write_json(prompt.messages);
-  Json messages = writes_calls_ ? prompt.messages : with_calls_as_text(prompt.messages);
+  const bool writes_calls = !chat_problem_.empty() || !written_call_.empty();
+  if (describes_tools_ && writes_calls) return write_json(prompt.messages);
+  Json messages = writes_calls ? prompt.messages : with_calls_as_text(prompt.messages);
   if (!describes_tools_ && !task.tools.is_null()) describe_tools(task.tools, messages);
   return write_json(messages);
 }

@@ -200,8 +200,9 @@ class Scheduler {
   Room& room_;
   std::string chat_problem_;
   const int32_t end_of_turn_;
-  // The chat template tells the model of tools; it writes calls.
-  const bool describes_tools_, writes_calls_;
+  const bool describes_tools_;      // the chat template tells the model of tools
+  const std::string written_call_;  // a call as the template writes it; "": it writes none
+  const CallStyle call_style_;      // of that call
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise

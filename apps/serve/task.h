@@ -47,6 +47,24 @@ struct Mark {
   size_t messages, bytes;
 };
 
+// How a model writes calls of tools (calls.h): the format, and the notation of what is between its marks.
+struct CallFormat;
+enum class CallNotation {
+  kJson,        // {"name": ..., "arguments": {...}}
+  kTags,        // a tag for each parameter
+  kJsonInTags,  // a tag for the function, around its arguments
+  kKeys,        // GLM's keys and values
+  kGemma,
+  kPython,  // LFM2's
+  kDeepSeek,
+  kKimi,
+  kArguments  // Mistral's NAME[ARGS]{...}
+};
+struct CallStyle {
+  const CallFormat* format = nullptr;  // null: not known
+  CallNotation notation = CallNotation::kJson;
+};
+
 // A request's values. For a missing value, the command's flags decide.
 struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
@@ -60,10 +78,10 @@ struct Task {
   bool must_call = false;  // the answer is a tool call
   std::string only_tool;   // the tool that it calls; "": any
   std::vector<Mark> marks;
-  std::string call_mark;    // what a call that must be made begins with; known when the prompt is known
-  bool tags_calls = false;  // likewise: the prompt describes calls as tags
-  bool is_chat = false;     // likewise: the prompt is a conversation
-  Form form;                // of an answer that is not a call
+  std::string call_mark;  // what a call in JSON begins with; known when the prompt is known
+  CallStyle call_style;   // likewise: how the chat template writes calls
+  bool is_chat = false;   // likewise: the prompt is a conversation
+  Form form;              // of an answer that is not a call
   std::string prompt;
   std::vector<int32_t> ids;
 

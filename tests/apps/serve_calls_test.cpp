@@ -58,6 +58,11 @@ TEST(ServeCalls, InTags) {
       {"<tool_call>\n<function=look>\n<parameter=text>\nI write </parameter> and </tool_call>\n</parameter>\n"
        "</function>\n</tool_call>",
        R"(look({"text":"I write </parameter> and </tool_call>"}))"},
+      // In a list, it may contain even what comes after a value.
+      {"<tool_call>\n<function=look>\n<parameter=names>\n[\"</parameter>\\n</function>\", "
+       "\"</parameter></function>\"]\n"
+       "</parameter>\n</function>\n</tool_call>",
+       R"(look({"names":["</parameter>\n</function>","</parameter></function>"]}))"},
       {R"(<function=look>{"count": 3}</function>)", R"(look({"count":3}))"},
       {R"(<function name="look"><param name="text"><![CDATA[a<b
 c]]></param><param name="count">3</param></function>)",
@@ -141,6 +146,7 @@ TEST(ServeCalls, AsPythonWritesThem) {
        R"(look({"text":"it's","names":["a","b"],"where":{"x":1,"y":[1.5]}})now({})[I look.])"},
       {call(R"([look(text='it's, well, "so"')])"), R"(look({"text":"it's, well, \"so\""}))"},
       {call(R"([look(text='a\'b\n\x41\u00e9\\')])"), R"(look({"text":"a'b\nAé\\"}))"},
+      {call(R"([look(text="\/\uD83D\ude00.")])"), R"(look({"text":"/😀."}))"},
       {call("now()"), "now({})"},
       {"<|tool_call_start|>[now()]", "now({})"},
       {call(R"([{"name": "look", "arguments": {"count": 3}}])"), R"(look({"count":3}))"},

@@ -573,10 +573,74 @@ class Tags(Chain):
             self.assertIn("<tool_call>\n<function=add>\n<parameter=n>\n7\n</parameter>", self.read())
 
     def test_a_schema_that_tags_cannot_show_is_met_in_json(self):
-        schema = {"type": "object", "properties": {"day": {"type": "string", "pattern": "^2027-01-0[12]$"}}, "required": ["day"]}
+        # In tags, a text of digits could not be told from an integer.
+        day = {"type": ["string", "integer"], "minimum": 7, "maximum": 7, "pattern": "^2027-01-0[12]$"}
+        schema = {"type": "object", "properties": {"day": day}, "required": ["day"]}
         message = self.ask(schema, tool_choice="required")
-        self.assertRegex(message["tool_calls"][0]["function"]["arguments"], r'^\{"day": ?"2027-01-0[12]"\}$')
-        self.assertNotIn("tool_calls", self.ask(schema))  # the call is not checked, and the model does not end it
+        self.assertRegex(message["tool_calls"][0]["function"]["arguments"], r'^\{"day": ?("2027-01-0[12]"|7)\}$')
+        self.assertIn('{"name"', self.read())
+
+
+class Strict:
+    """Models that begin a call in their format, and would go on with something else."""
+    CALL = {"type": "function", "function": {"name": "add", "strict": True, "parameters": NUMBERS}}
+
+    def written(self):
+        """The text that the slot holds, without white space, which has no meaning in these calls."""
+        return re.sub(r"\s", "", self.read())
+
+    def test_arguments_of_strict_tools_meet_their_schema(self):
+        choice = self.server.chat([QUESTION], tools=[self.CALL], max_tokens=99, parallel_tool_calls=False)["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), ("add", MEANT))
+        self.assertEqual(choice["message"]["content"], "I add.")
+        self.assertIn(self.WRITTEN, self.written())
+
+    def test_other_answers_are_free(self):
+        message = self.server.chat([QUESTION], tools=[{**self.CALL, "function": {**self.CALL["function"], "strict": False}}], max_tokens=99)
+        self.assertNotIn("tool_calls", message["choices"][0]["message"])
+
+
+def strict_model(marks, wrong):
+    """The model writes a text, the first mark, and then what is not a call."""
+    return TEMPLATE, SPECIAL + marks, [["<|assistant|>", "I add.", marks[0], wrong, "<|end|>"]]
+
+
+class StrictGemma(Strict, Chain):
+    model_of = strict_model(["<|tool_call>", "<tool_call|>", '<|"|>'], "call:sub")
+    WRITTEN = '<|tool_call>call:add{a:7,b:<|"|>x<|"|>}<tool_call|>'
+
+
+class StrictLfm(Strict, Chain):
+    model_of = strict_model(["<|tool_call_start|>", "<|tool_call_end|>"], "[sub(")
+    WRITTEN = '<|tool_call_start|>[add(a=7,b="x")]<|tool_call_end|>'
+
+
+class StrictDeepSeek(Strict, Chain):
+    model_of = strict_model(["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"], "sub")
+    WRITTEN = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a":7,"b":"x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+
+
+class StrictKimi(Strict, Chain):
+    model_of = strict_model(["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+                             "<|tool_call_end|>"], "sub")
+    WRITTEN = '<|tool_call_argument_begin|>{"a":7,"b":"x"}<|tool_call_end|><|tool_calls_section_end|>'
+
+
+GLM = (TEMPLATE.replace("<call>{{ call.function | tojson }}", "<tool_call>{{ call.function.name }}"
+                        "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"))
+
+
+class StrictGlm(Strict, Chain):
+    model_of = (GLM, *strict_model(["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], "sub")[1:])
+    WRITTEN = "<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value><arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
+
+    def test_a_call_that_must_be_made_is_written_as_the_template_does(self):
+        function = {"name": "add", "parameters": NUMBERS}
+        message = self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=99)
+        [call] = message["choices"][0]["message"]["tool_calls"]
+        self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
+        self.assertIn(self.WRITTEN, self.written())
 
 
 class ThoughtsWithDrafts(Thoughts):

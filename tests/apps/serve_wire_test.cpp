@@ -6,6 +6,7 @@
 #include "apps/serve/answer.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
+#include "apps/serve/call_grammar.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 #include "tests/support/answer_parts.h"
@@ -210,8 +211,10 @@ TEST(ServeTools, AreTextIfTheTemplateHasNone) {
 TEST(ServeTools, ACallBeginsAsThePromptDescribesIt) {
   EXPECT_EQ(call_mark("in <tool_call></tool_call> tags:\n<tool_call>\n{\"name\": <name>"), "<tool_call>\n");
   EXPECT_EQ(call_mark("<tool_call>\n<function=name>"), "");
-  EXPECT_TRUE(describes_tags("<tool_call></tool_call> tags:\n<tool_call>\n<function=name>"));
-  EXPECT_FALSE(describes_tags("<tool_call>\n{\"name\": <name>"));
+  const auto notation = [](const char* prompt) { return described_calls(prompt).notation; };
+  EXPECT_EQ(notation("<tool_call></tool_call> tags:\n<tool_call>\n<function=name>"), CallNotation::kTags);
+  EXPECT_EQ(notation("<tool_call>\n{\"name\": <name>"), CallNotation::kJson);
+  EXPECT_EQ(described_calls("no tools").format, nullptr);
   EXPECT_EQ(call_mark("no tools"), "");
 }
 
@@ -231,7 +234,7 @@ TEST(ServeTools, ThePlaceOfAnAnswerIsKnown) {
   EXPECT_EQ(place("a <tool_call>"), Place::kCall);
   EXPECT_EQ(place("<tool_call>\n"), Place::kCall);
   EXPECT_EQ(place("<tool_call>{"), Place::kInside);
-  EXPECT_EQ(place("<|tool_call_start|>"), Place::kInside);  // whose calls are not JSON
+  EXPECT_EQ(place("<|tool_call_start|>"), Place::kCall);
   const Opening thought = opening_of("<|im_start|>assistant\n<think>\n");
   EXPECT_EQ(place("", thought), Place::kBefore);
   EXPECT_EQ(place("a</think>", thought), Place::kStart);

@@ -4,7 +4,7 @@
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/api_responses.h"
-#include "apps/serve/calls.h"
+#include "apps/serve/call_grammar.h"
 #include "apps/serve/json.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

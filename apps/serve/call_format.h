@@ -1,0 +1,58 @@
+// The formats of tool calls, for the code that reads calls and the code that makes grammars of them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/serve/calls.h"
+
+namespace app::serve {
+
+struct CallReader;
+
+// A call whose function and parameters are tags.
+struct CallTags {
+  std::string_view call, named, ends;                // <function=, >, </function>
+  std::string_view parameter, key_ends, value_ends;  // <parameter=, >, </parameter>
+  bool lines = false;                                // values have lines of their own
+  bool typed = false;                                // the tag of a parameter says whether it is a text
+};
+
+// A format of calls with marks around them.
+struct CallFormat {
+  using Read = bool (*)(CallReader&, const CallFormat&, const ToolTypes&, std::vector<ToolCall>&);
+  std::string_view open, close;  // `close` is empty if the calls themselves say where they end
+  Read read;
+  CallNotation notation = CallNotation::kJson;  // of most models that have this format
+  const CallTags* tags = nullptr;
+  bool block = false;  // several calls may be between the marks
+};
+
+// Marks inside of calls.
+constexpr std::string_view kGemmaQuote = "<|\"|>";
+constexpr std::string_view kDeepSeekBegin = "<\uff5ctool\u2581call\u2581begin\uff5c>",
+                           kDeepSeekSeparator = "<\uff5ctool\u2581sep\uff5c>",
+                           kDeepSeekEnd = "<\uff5ctool\u2581call\u2581end\uff5c>";
+constexpr std::string_view kKimiBegin = "<|tool_call_begin|>",
+                           kKimiArguments = "<|tool_call_argument_begin|>", kKimiEnd = "<|tool_call_end|>",
+                           kKimiPrefix = "functions.";
+constexpr std::string_view kMistralId = "[CALL_ID]", kMistralArguments = "[ARGS]";
+constexpr CallTags kKeyTags = {"", "", "", "<arg_key>", "</arg_key>", "</arg_value>"};
+constexpr std::string_view kKeyValue = "<arg_value>";
+
+// Types of values, one bit each.
+enum SchemaType : unsigned {
+  kText = 1,
+  kInteger = 2,
+  kNumber = 4,
+  kBoolean = 8,
+  kObject = 16,
+  kArray = 32,
+  kNull = 64
+};
+// The types that a JSON schema allows; 0: it does not say. `root`: the schema in which references are looked
+// up.
+unsigned types_of(const Json& schema, const Json& root);
+
+}  // namespace app::serve

@@ -1,0 +1,375 @@
+// Makes grammars of tool calls (see call_grammar.h).
+#include "apps/serve/call_grammar.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "apps/serve/call_format.h"
+#include "apps/serve/json.h"
+
+namespace app::serve {
+
+namespace {
+
+// Makes the references in a schema, "#/a/b", those of a schema that has it as its part.
+void move_references(Json& schema, const std::string& to) {
+  if (!schema.is_structured()) return;
+  for (auto& [name, part] : schema.items()) {
+    if (name == "$ref" && part.is_string() && part.get_ref<const std::string&>().starts_with('#'))
+      part = to + part.get_ref<const std::string&>().substr(1);
+    else
+      move_references(part, to);
+  }
+}
+
+}  // namespace
+
+bool is_strict(const Json& tool) { return tool["function"].value("strict", Json()) == true; }
+
+Json arguments_schema(const Json& tool) {
+  const Json* schema = find_field(tool["function"], "parameters");
+  if (schema && schema->is_object() && !schema->empty()) return *schema;
+  return {{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
+}
+
+Json call_schema(const Json& tools, std::string_view only, bool all) {
+  Json calls = Json::array();
+  for (const Json& tool : tools) {
+    const Json& name = tool["function"]["name"];
+    if (!only.empty() && name != only) continue;
+    const bool checked = all || is_strict(tool);
+    calls.push_back({{"type", "object"},
+                     {"properties", {{"name", {{"const", name}}}, {"arguments", {{"type", "object"}}}}},
+                     {"required", {"name", "arguments"}},
+                     {"additionalProperties", false}});
+    if (checked) calls.back()["properties"]["arguments"] = arguments_schema(tool);
+  }
+  const bool one = calls.size() == 1;
+  for (size_t i = 0; i < calls.size(); ++i)
+    move_references(calls[i]["properties"]["arguments"],
+                    "#" + (one ? "" : "/anyOf/" + std::to_string(i)) + "/properties/arguments");
+  return one ? calls[0] : Json{{"anyOf", calls}};
+}
+
+namespace {
+
+std::string literal(std::string_view text) { return write_json(std::string(text)); }
+std::string json_value(const Json& schema) { return "%json " + write_json(schema); }
+
+constexpr const char* kAnnotations[] = {"title", "description", "default", "examples"};
+constexpr const char* kDefinitions[] = {"$defs", "definitions"};
+
+// Whether a schema has only these keywords, besides those that say nothing about values.
+bool only_has(const Json& schema, std::initializer_list<std::string_view> keywords) {
+  const auto is_known = [&](const auto& item) {
+    return std::find(keywords.begin(), keywords.end(), item.key()) != keywords.end() ||
+           std::find(std::begin(kAnnotations), std::end(kAnnotations), item.key()) != std::end(kAnnotations);
+  };
+  const auto items = schema.items();
+  return std::all_of(items.begin(), items.end(), is_known);
+}
+
+// Whether every reference in a schema is to its root's definitions.
+bool refers_to_definitions(const Json& schema) {
+  if (!schema.is_structured()) return true;
+  const auto is_fine = [](const auto& item) {
+    if (item.key() != "$ref" || !item.value().is_string()) return refers_to_definitions(item.value());
+    const auto& to = item.value().template get_ref<const std::string&>();
+    return to.starts_with("#/$defs/") || to.starts_with("#/definitions/");
+  };
+  const auto items = schema.items();
+  return std::all_of(items.begin(), items.end(), is_fine);
+}
+
+// A code point of a grammar, in quotes or brackets.
+std::string escaped(std::string_view code) {
+  constexpr std::string_view kSpecial = "\\\"[]^-";
+  return (kSpecial.find(code) != std::string::npos ? "\\" : "") + std::string(code);
+}
+
+std::vector<std::string_view> code_points(std::string_view text) {
+  std::vector<std::string_view> codes;
+  for (size_t at = 0, end = 0; at < text.size(); at = end) {
+    for (end = at + 1; end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80;) ++end;
+    codes.push_back(text.substr(at, end - at));
+  }
+  return codes;
+}
+
+// The rules of a text without a mark in it, as an automaton: rule text0 is the whole text, and rule textN is
+// the rest of a text that ends with the first N code points of the mark so far.
+std::string text_without(std::string_view mark) {
+  const std::vector<std::string_view> codes = code_points(mark);
+  // How much of the mark a text ends with that ended with `held` code points of it before this one.
+  const auto next = [&](size_t held, std::string_view code) {
+    std::vector<std::string_view> end(codes.begin(), codes.begin() + static_cast<std::ptrdiff_t>(held));
+    end.push_back(code);
+    size_t size = end.size();
+    while (!std::equal(codes.begin(), codes.begin() + static_cast<std::ptrdiff_t>(size),
+                       end.end() - static_cast<std::ptrdiff_t>(size)))
+      --size;
+    return size;
+  };
+  std::vector<std::string_view> known = codes;
+  std::sort(known.begin(), known.end());
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  std::string rules;
+  for (size_t held = 0; held < codes.size(); ++held) {
+    std::string others, ways;
+    for (const std::string_view code : known) {
+      const size_t to = next(held, code);
+      if (to == 0) continue;
+      others += escaped(code);
+      if (to < codes.size()) ways += " | \"" + escaped(code) + "\" text" + std::to_string(to);
+    }
+    rules += "text" + std::to_string(held) + " ::= \"\" | [^" + others + "] text0" + ways + "\n";
+  }
+  return rules;
+}
+
+// Writes the grammar of calls in one style.
+class CallWriter {
+ public:
+  CallWriter(const CallStyle& style, const Json& tools, const CallRules& how)
+      : format_(*style.format), notation_(style.notation), tools_(tools), how_(how) {}
+
+  std::string write() {
+    if (notation_ == CallNotation::kJson) return "";
+    std::string calls;
+    for (const Json& tool : tools_) {
+      const std::optional<Json> schema =
+          how_.all || is_strict(tool) ? std::optional(arguments_schema(tool)) : std::nullopt;
+      const std::string name = literal(tool["function"]["name"].get_ref<const std::string&>());
+      std::optional<std::string> call = this->call(name, schema);
+      if (!call && how_.all) return "";
+      if (!call) call = this->call(name, std::nullopt);
+      calls += (calls.empty() ? "" : " | ") + *call;
+    }
+    return root() + "call ::= " + calls + "\n" + rules_ +
+           "none ::= \"\"\nline ::= \"\\n\"?\nquote ::= " + spell(kGemmaQuote) +
+           "\nany ::= [a-zA-Z_] [a-zA-Z0-9_]* \"=\" %json {}\n" + text_without(text_end());
+  }
+
+ private:
+  using Schema = std::optional<Json>;  // nothing: any arguments
+  struct Member {
+    std::string rule;
+    bool needed;
+  };
+
+  std::string spell(std::string_view mark) const { return mark.empty() ? "\"\"" : how_.spell(mark); }
+
+  // What is between the marks of the format.
+  std::string root() const {
+    const bool python = notation_ == CallNotation::kPython;
+    const std::string close = spell(format_.close), again = python ? "\",\" \" \"? call" : "line call",
+                      calls = how_.several ? "call (" + again + ")*" : "call";
+    if (python) return "root ::= \"[\" " + calls + " \"]\" " + close + "\n";
+    if (format_.block) return "root ::= line " + calls + " line " + close + "\n";
+    const bool begun = format_.tags && format_.open == format_.tags->call;
+    const std::string one = (begun ? "call line " : "line call line ") + close;
+    return "root ::= " + one + (how_.several ? " (line " + spell(format_.open) + " " + one + ")*\n" : "\n");
+  }
+
+  // The mark that ends texts without escapes.
+  std::string_view text_end() const {
+    return notation_ == CallNotation::kGemma  ? kGemmaQuote
+           : notation_ == CallNotation::kKeys ? kKeyTags.value_ends
+           : format_.tags                     ? format_.tags->value_ends
+                                              : kGemmaQuote;
+  }
+
+  // The expression of a call; nothing if its arguments cannot be written.
+  std::optional<std::string> call(const std::string& name, const Schema& schema) {
+    const std::string json = json_value(schema ? *schema : Json{{"type", "object"}});
+    switch (notation_) {
+      case CallNotation::kJson:
+        break;
+      case CallNotation::kTags:
+        return tagged(name, schema);
+      case CallNotation::kJsonInTags:
+        return "(" + opened(name) + " " + json + " " + spell(format_.tags->ends) + ")";
+      case CallNotation::kKeys:
+        return keyed(name, schema);
+      case CallNotation::kGemma:
+        return "(\"call:\" " + name + " %json(quote, text0) " + json.substr(6) + ")";
+      case CallNotation::kPython:
+        return python(name, schema);
+      case CallNotation::kDeepSeek:
+        return "(" + spell(kDeepSeekBegin) + " (" + name + " " + spell(kDeepSeekSeparator) + " " + json +
+               " | \"function\" " + spell(kDeepSeekSeparator) + " " + name + " \"\\n```json\\n\" " + json +
+               " \"\\n```\") " + spell(kDeepSeekEnd) + ")";
+      case CallNotation::kKimi:
+        return "(" + spell(kKimiBegin) + " " + literal(kKimiPrefix) + " " + name + " \":\" [0-9]{1,2} " +
+               spell(kKimiArguments) + " " + json + " " + spell(kKimiEnd) + ")";
+      case CallNotation::kArguments:
+        return "(" + name + " (" + spell(kMistralId) + " [a-zA-Z0-9]{9})? " + spell(kMistralArguments) + " " +
+               json + ")";
+    }
+    return std::nullopt;
+  }
+
+  // The tag that names the function. The opening mark may be the beginning of it.
+  std::string opened(const std::string& name) const {
+    const CallTags& tags = *format_.tags;
+    return (format_.open == tags.call ? "" : spell(tags.call) + " ") + name + " " + spell(tags.named);
+  }
+
+  std::optional<std::string> tagged(const std::string& name, const Schema& schema) {
+    const CallTags& tags = *format_.tags;
+    const std::string line = tags.lines ? "\"\\n\"" : "line", end = spell(tags.value_ends);
+    const auto parameter = [&](const std::string& key, const std::string& value, bool is_text) {
+      const std::string type = tags.typed ? literal(is_text ? " string=\"true\">" : " string=\"false\">")
+                               : tags.key_ends == "\"" ? "\">\""
+                                                       : "\"\"";
+      return spell(tags.parameter) + " " + key + " " + literal(tags.key_ends) + " " + type + " " +
+             (tags.lines ? line + " " + value + " " + line : value) + " " + end + " " + line;
+    };
+    const std::optional<std::string> inside = parameters(schema, parameter, "\"<>\n", !tags.typed);
+    if (!inside) return std::nullopt;
+    return "(" + opened(name) + " " + line + *inside + " " + spell(tags.ends) + ")";
+  }
+
+  std::optional<std::string> keyed(const std::string& name, const Schema& schema) {
+    const auto parameter = [&](const std::string& key, const std::string& value, bool) {
+      return spell(kKeyTags.parameter) + " " + key + " " + spell(kKeyTags.key_ends) + " line " +
+             spell(kKeyValue) + " " + value + " " + spell(kKeyTags.value_ends) + " line";
+    };
+    const std::optional<std::string> inside = parameters(schema, parameter, "<\n", true);
+    if (!inside) return std::nullopt;
+    return "(" + name + " line" + *inside + ")";
+  }
+
+  // The parameters of a call that stand one after another. `parameter` makes the expression of one.
+  // `nullable`: a text may also be null.
+  template <typename Parameter>
+  std::optional<std::string> parameters(const Schema& schema, const Parameter& parameter,
+                                        std::string_view not_in_keys, bool nullable) {
+    if (!schema) {
+      const std::string key = "[^" + escaped_all(not_in_keys) + "]+";
+      return " (" + parameter(key, "text0", true) + ")*";
+    }
+    const std::optional<Json> members = members_of(*schema);
+    if (!members) return std::nullopt;
+    std::string inside;
+    for (const Json& member : *members) {
+      const std::string& key = member["key"].get_ref<const std::string&>();
+      if (key.empty() || key.find_first_of(not_in_keys) != std::string::npos) return std::nullopt;
+      bool is_text = false;
+      const std::optional<std::string> value = bare_value(member["schema"], *schema, nullable, is_text);
+      if (!value) return std::nullopt;
+      inside += " (" + parameter(literal(key), *value, is_text) + ")" + (member["needed"] == true ? "" : "?");
+    }
+    return inside;
+  }
+
+  static std::string escaped_all(std::string_view text) {
+    std::string out;
+    for (const std::string_view code : code_points(text)) out += code == "\n" ? "\\n" : escaped(code);
+    return out;
+  }
+
+  // LFM2: NAME(KEY=VALUE, ...)
+  std::optional<std::string> python(const std::string& name, const Schema& schema) {
+    if (!schema) return "(" + name + " \"(\" (any (\",\" \" \"? any)*)? \")\")";
+    const std::optional<Json> members = members_of(*schema);
+    if (!members) return std::nullopt;
+    std::vector<Member> all;
+    for (const Json& member : *members) {
+      const std::string& key = member["key"].get_ref<const std::string&>();
+      const std::optional<Json> value = with_definitions(member["schema"], *schema);
+      if (key.empty() || key.find_first_of(" \t\r\n<>()[]{}\"'`=,|") != std::string::npos || !value)
+        return std::nullopt;
+      all.push_back({literal(key + "=") + " " + json_value(*value), member["needed"] == true});
+    }
+    return "(" + name + " \"(\" " + listed(all) + " \")\")";
+  }
+
+  // Members with commas between them, some of which may be missing. Rule fN is the list from member N on,
+  // and rule nN is the same after another member.
+  std::string listed(const std::vector<Member>& members) {
+    const std::string list = "c" + std::to_string(lists_++);
+    for (size_t i = 0; i <= members.size(); ++i)
+      for (const char* place : {"f", "n"}) {
+        const std::string rest = std::to_string(i + 1), after = list + "n" + rest;
+        rules_ += list + place + std::to_string(i) + " ::= ";
+        if (i == members.size()) {
+          rules_ += "\"\"\n";
+          continue;
+        }
+        rules_ += std::string(place[0] == 'n' ? "\",\" \" \"? " : "") + members[i].rule + " " + after +
+                  (members[i].needed ? "" : " | " + list + place + rest) + "\n";
+      }
+    return list + "f0";
+  }
+
+  // The properties of a schema, as {"key", "schema", "needed"}; nothing if it says more than which there are.
+  static std::optional<Json> members_of(const Json& schema) {
+    const Json none = Json::object(), no_names = Json::array();
+    const Json *properties = find_field(schema, "properties"), *required = find_field(schema, "required");
+    if (!properties) properties = &none;
+    if (!required) required = &no_names;
+    if (!only_has(schema, {"type", "properties", "required", "additionalProperties", "$schema", "$defs",
+                           "definitions", "strict"}) ||
+        !properties->is_object() || !required->is_array())
+      return std::nullopt;
+    for (const Json& name : *required)
+      if (!name.is_string() || !properties->contains(name.get_ref<const std::string&>())) return std::nullopt;
+    Json members = Json::array();
+    for (const auto& [key, property] : properties->items()) {
+      const bool needed = std::find(required->begin(), required->end(), key) != required->end();
+      members.push_back({{"key", key}, {"schema", property}, {"needed", needed}});
+    }
+    return members;
+  }
+
+  // A property as a schema of its own; nothing if it refers to something else than definitions.
+  static std::optional<Json> with_definitions(const Json& property, const Json& root) {
+    if (write_json(property).find("\"$ref\"") == std::string::npos) return property;
+    if (!refers_to_definitions(property)) return std::nullopt;
+    Json schema = {{"anyOf", Json::array({property})}};
+    for (const char* name : kDefinitions) {
+      const Json* definitions = find_field(root, name);
+      if (!definitions) continue;
+      if (!refers_to_definitions(*definitions)) return std::nullopt;
+      schema[name] = *definitions;
+    }
+    return schema;
+  }
+
+  // A value that stands without quotes: a text as it is, anything else in JSON. Nothing if it could be read
+  // as another value.
+  std::optional<std::string> bare_value(const Json& property, const Json& root, bool nullable,
+                                        bool& is_text) {
+    const unsigned types = types_of(property, root);
+    const std::optional<Json> schema = with_definitions(property, root);
+    const bool is_any = property == true || (property.is_object() && only_has(property, {}));
+    if (is_any) {
+      is_text = true;
+      return "text0";
+    }
+    if (!schema || types == 0) return std::nullopt;
+    if ((types & kText) == 0) return json_value(*schema);
+    if ((types & ~(nullable ? kText | kNull : kText)) != 0) return std::nullopt;
+    is_text = true;
+    return "%json(none, text0) " + write_json(*schema);
+  }
+
+  const CallFormat& format_;
+  const CallNotation notation_;
+  const Json& tools_;
+  const CallRules& how_;
+  std::string rules_;
+  int lists_ = 0;
+};
+
+}  // namespace
+
+std::string call_grammar(const CallStyle& style, const Json& tools, const CallRules& rules) {
+  return style.format ? CallWriter(style, tools, rules).write() : "";
+}
+
+}  // namespace app::serve

@@ -1,0 +1,189 @@
+// Tests grammars of tool calls: whatever is generated from random logits is read as calls whose arguments
+// meet the tools' schemas.
+#include <gtest/gtest.h>
+
+#include "apps/serve/call_grammar.h"
+#include "apps/serve/json.h"
+#include "tests/support/answer_parts.h"
+#include "tests/support/grammar_vocabulary.h"
+#include "text/grammar/languages.h"
+
+namespace app::serve {
+namespace {
+
+using thimble::grammar::TokenGrammar;
+using thimble::test::GrammarVocabulary;
+
+// A style: what a template writes for a call without arguments, and the marks that may be tokens.
+struct Style {
+  const char* written;
+  std::vector<std::string> marks;
+};
+const std::vector<Style> kStyles = {
+    {"<tool_call>\n<function=f>\n</function>\n</tool_call>", {"<tool_call>", "</tool_call>", "</parameter>"}},
+    {"<tool_call>f</tool_call>",
+     {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}},
+    {"<function=f>{}</function>", {"</function>"}},
+    {"<function=f>\n</function>", {"</parameter>"}},
+    {"<function name=\"f\"></function>", {"</param>"}},
+    {"<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>", {"</seed:tool_call>", "</parameter>"}},
+    {"<minimax:tool_call>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>",
+     {"</minimax:tool_call>", "</parameter>"}},
+    {"<\uff5cDSML\uff5cfunction_calls>\n<\uff5cDSML\uff5cinvoke name=\"f\">",
+     {"\uff5cDSML\uff5c", "</\uff5cDSML\uff5cparameter>"}},
+    {"<|tool_call>call:f{}<tool_call|>", {"<|tool_call>", "<tool_call|>", "<|\"|>"}},
+    {"<|tool_call_start|>[f()]<|tool_call_end|>", {"<|tool_call_start|>", "<|tool_call_end|>"}},
+    {"[TOOL_CALLS]f[ARGS]{}", {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}},
+    {"<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>f",
+     {"<\uff5ctool\u2581calls\u2581end\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>",
+      "<\uff5ctool\u2581sep\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"}},
+    {"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0",
+     {"<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+      "<|tool_call_end|>"}},
+};
+
+const char* const kTools = R"([
+  {"type": "function", "function": {"name": "look", "strict": true, "parameters": {
+    "type": "object", "properties": {
+      "text": {"type": "string"},
+      "kind": {"enum": ["a", "b <c>", "null", "12", "it's \"so\"\n"]},
+      "code": {"type": "string", "pattern": "^[^a]{2}[<>x]$"},
+      "day": {"type": "string", "format": "date"},
+      "short": {"type": "string", "minLength": 1, "maxLength": 3},
+      "count": {"type": "integer", "minimum": -3, "maximum": 12},
+      "share": {"type": "number"},
+      "fast": {"type": "boolean"},
+      "names": {"type": "array", "items": {"type": "string", "enum": ["x", "y, z"]}, "maxItems": 2},
+      "where": {"$ref": "#/$defs/where"},
+      "color": {"$ref": "#/$defs/color"},
+      "any": {}},
+    "required": ["text", "kind", "code", "count", "where", "color"], "additionalProperties": false,
+    "$defs": {"color": {"type": "string", "enum": ["1", "true", "red"]},
+              "where": {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"},
+                        "in": {"$ref": "#/$defs/where"}}, "required": ["x"]}}}}},
+  {"type": "function", "function": {"name": "now", "strict": true, "parameters": {"type": "object", "properties": {}}}},
+  {"type": "function", "function": {"name": "free", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}}])";
+
+// A mark in a grammar: control tokens by number, and text.
+std::string spelled(const GrammarVocabulary& vocabulary, const std::vector<std::string>& marks,
+                    std::string_view mark) {
+  std::string expression, words;
+  const auto add_words = [&] {
+    if (!words.empty()) expression += " " + write_json(std::exchange(words, {}));
+  };
+  while (!mark.empty()) {
+    const auto known = std::find_if(marks.begin(), marks.end(), [&](const std::string& m) {
+      return mark.starts_with(m) && vocabulary.trie->is_control(vocabulary.tokenizer.find(m));
+    });
+    if (known == marks.end()) {
+      words += mark[0];
+      mark.remove_prefix(1);
+      continue;
+    }
+    add_words();
+    expression += " <[" + std::to_string(vocabulary.tokenizer.find(*known)) + "]>";
+    mark.remove_prefix(known->size());
+  }
+  add_words();
+  return "(" + expression + ")";
+}
+
+std::shared_ptr<TokenGrammar> compiled(const GrammarVocabulary& vocabulary,
+                                       const thimble::Result<thimble::grammar::Syntax>& syntax) {
+  EXPECT_TRUE(syntax.ok()) << syntax.status().message();
+  if (!syntax.ok()) return nullptr;
+  auto automaton = thimble::grammar::Automaton::make(*syntax);
+  EXPECT_TRUE(automaton.ok()) << automaton.status().message();
+  if (!automaton.ok()) return nullptr;
+  return std::make_shared<TokenGrammar>(vocabulary.trie, std::move(*automaton));
+}
+
+// A text of the grammar from random logits; nothing: it did not end. After some tokens it prefers the end,
+// marks, and what ends values.
+std::optional<std::string> sampled(const GrammarVocabulary& vocabulary, const TokenGrammar& grammar,
+                                   uint64_t seed) {
+  const auto& trie = grammar.trie();
+  TokenGrammar::Place place = grammar.start();
+  thimble::grammar::TokenMask mask(trie.tokens());
+  std::string text;
+  const uint64_t patience = thimble::splitmix64(seed) % 60;
+  for (uint64_t n = 0; n < 3000; ++n) {
+    grammar.allowed(place, mask);
+    int32_t best = -1;
+    double most = -1;
+    for (int32_t id = 0; id < static_cast<int32_t>(trie.tokens()); ++id) {
+      if (!mask[id]) continue;
+      double logit = static_cast<double>(thimble::splitmix64(seed) >> 40);
+      const std::string_view piece = trie.text(id);
+      if (n >= patience && trie.end_mask()[id]) logit *= 64;
+      const bool closes = trie.is_control(id) || piece.starts_with("</") || piece.ends_with("|>") ||
+                          piece == "\"" || piece == "\n";
+      if (n >= patience && closes) logit *= 64;
+      if (n >= patience && piece.size() == 1 && std::string_view("]}</").find(piece) != piece.npos)
+        logit *= 16;
+      if (n >= patience && !closes && piece.find_first_of("{[.eE+-\\") != piece.npos) logit /= 16;
+      if (logit > most) most = logit, best = id;
+    }
+    if (best < 0 || !grammar.take(place, best)) return std::nullopt;
+    if (trie.end_mask()[best]) return text;
+    vocabulary.tokenizer.append_piece(best, true, text);
+  }
+  return std::nullopt;
+}
+
+class CallGrammars : public testing::TestWithParam<std::tuple<size_t, int32_t>> {
+ protected:
+  const Style& style_ = kStyles[std::get<0>(GetParam())];
+  const GrammarVocabulary vocabulary_{"", style_.marks, std::get<1>(GetParam())};
+  const Json tools_ = Json::parse(kTools);
+
+  std::string grammar_of(const Json& tools, bool all) const {
+    const auto spell = [this](std::string_view mark) { return spelled(vocabulary_, style_.marks, mark); };
+    return call_grammar(written_calls(style_.written), tools, {all, true, spell});
+  }
+};
+
+TEST_P(CallGrammars, AllowOnlyCallsWhoseArgumentsMeetTheirSchemas) {
+  std::map<std::string, std::shared_ptr<TokenGrammar>> schemas;  // of the arguments of each tool
+  for (const Json& tool : tools_) {
+    const std::string schema = is_strict(tool) ? write_json(arguments_schema(tool)) : R"({"type": "object"})";
+    schemas[tool["function"]["name"]] = compiled(vocabulary_, thimble::grammar::read_json_schema(schema));
+  }
+  const std::string written = grammar_of(tools_, false);
+  ASSERT_FALSE(written.empty());
+  const auto grammar = compiled(vocabulary_, thimble::grammar::read_gbnf(written));
+  ASSERT_TRUE(grammar) << written;
+  const std::string mark(open_mark(*written_calls(style_.written).format));
+  size_t finished = 0;
+  std::set<std::string> called;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const std::optional<std::string> text = sampled(vocabulary_, *grammar, seed);
+    if (!text) continue;
+    ++finished;
+    AnswerFilter filter({}, tools_);
+    std::vector<Part> parts = filter.push("I look." + mark + *text), rest = filter.finish();
+    parts.insert(parts.end(), rest.begin(), rest.end());
+    ASSERT_GE(parts.size(), 2u) << *text;
+    EXPECT_EQ(parts[0].text, "I look.");
+    for (size_t i = 1; i < parts.size(); ++i) {
+      ASSERT_TRUE(parts[i].is_call()) << *text;
+      ASSERT_TRUE(schemas.count(parts[i].name)) << *text;
+      called.insert(parts[i].name);
+      ASSERT_TRUE(thimble::test::reaches(*schemas[parts[i].name], parts[i].arguments))
+          << parts[i].name << parts[i].arguments << "\n"
+          << *text;
+    }
+  }
+  EXPECT_GE(finished, 50u);
+  EXPECT_EQ(called.size(), 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Styles, CallGrammars,
+                         testing::Combine(testing::Range(size_t{0}, kStyles.size()), testing::Values(3, 4)),
+                         [](const auto& made) {  // marks are control tokens, or text
+                           return std::to_string(std::get<0>(made.param)) +
+                                  (std::get<1>(made.param) == 3 ? "Control" : "Text");
+                         });
+
+}  // namespace
+}  // namespace app::serve
