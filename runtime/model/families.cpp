@@ -175,7 +175,7 @@ constexpr Family kFamilies[] = {
     {.name = "hunyuan-dense",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kEachRotated,
-     .rope = {.reads_alpha = true}},
+     .rope = {.norms_rotated = true, .reads_alpha = true}},
     {.name = "minicpm", .pairing = kRopeAdjacent, .scales = Scales::kMiniCpm},
     {.name = "cohere2",
      .pairing = kRopeAdjacent,

@@ -95,9 +95,11 @@ struct RopeRules {
   bool scales_windows = true;     // windowed layers use the scaling of the other layers
   bool reads_window_base = true;  // the file may set another base for windowed layers, key freq_base_swa
   double window_base = 0;         // the base of windowed layers if it does not; 0: that of the others
-  // yarn makes queries and keys longer by the factor of attention's products, not by cos and sin (deepseek2).
+  // Scaling makes queries and keys longer by the factor of attention's products (deepseek2). yarn's cos and
+  // sin do so only in a file without a multiplier.
   bool scales_attention = false;
-  bool reads_alpha = false;           // the file may set a factor that scales the base (hunyuan-dense)
+  bool norms_rotated = false;  // norms follow the rotation and undo the length of cos and sin (hunyuan-dense)
+  bool reads_alpha = false;    // the file may set a factor that scales the base (hunyuan-dense)
   bool halves_with_sections = false;  // a file with dimension_sections pairs channels as kRopeHalves (glm4)
   // Whether pairs alternate between positions in time and in an image (IMROPE), which are equal in text.
   bool alternates = false;

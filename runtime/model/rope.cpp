@@ -15,10 +15,9 @@ namespace {
 constexpr uint32_t kBlock = 64;  // positions that share a row in the second part of the table
 
 // Parameters of yarn. Pairs that turn at least `fast_turns` times within the original context keep their
-// frequency. Pairs that turn at most `slow_turns` times are fully scaled. `log_multiplier` reduces the growth
-// of the magnitude.
+// frequency. Pairs that turn at most `slow_turns` times are fully scaled.
 struct Yarn {
-  double fast_turns = 32, slow_turns = 1, log_multiplier = 0;
+  double fast_turns = 32, slow_turns = 1;
 };
 
 // The fraction of its unscaled frequency that each channel pair keeps under yarn: a ramp between the two
@@ -171,25 +170,30 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
                                      : 1;
   THIMBLE_LET(attention_factor, read_positive(gguf, scaling_keys + "attn_factor", longrope_factor));
   rope.attention_factor = attention_factor;
+  // As in llama.cpp: what the scaling adds to the length of queries and keys is divided between cos and sin
+  // and the factor of attention's products.
+  const double growth = 0.1 * std::log(std::max(scaling.factor, 1.0));
+  double multiplier = 0;
+  if (rules.reads_yarn || rules.scales_attention) {
+    THIMBLE_LET(given, read_positive_or_0(gguf, scaling_keys + "yarn_log_multiplier", 0));
+    multiplier = rules.scales_attention ? 10 * given : given;  // deepseek2's files give a tenth
+  }
+  const bool in_products = rules.scales_attention && multiplier > 0 && type == "yarn";
+  if (rules.scales_attention) {
+    const double longer = attention_factor * (1 + multiplier * growth) * (in_products ? 1 : 1 + growth);
+    model.attention_scale *= static_cast<float>(longer * longer);
+  }
   if (type == "yarn") {
     Yarn yarn;
     if (rules.reads_yarn) {
       THIMBLE_LET(fast, read_positive(gguf, scaling_keys + "yarn_beta_fast", yarn.fast_turns));
       THIMBLE_LET(slow, read_positive(gguf, scaling_keys + "yarn_beta_slow", yarn.slow_turns));
-      THIMBLE_LET(multiplier, read_positive_or_0(gguf, scaling_keys + "yarn_log_multiplier", 0));
-      yarn = {fast, slow, multiplier};
+      yarn = {fast, slow};
     }
-    const double growth = 0.1 * std::log(std::max(scaling.factor, 1.0));
-    if (rules.scales_attention) {
-      // The file gives a tenth of the multiplier.
-      THIMBLE_LET(tenth, read_positive_or_0(gguf, scaling_keys + "yarn_log_multiplier", 0));
-      const double longer = rope.attention_factor * (1 + 10 * tenth * growth);
-      model.attention_scale *= static_cast<float>(longer * longer);
-    } else {
-      rope.attention_factor *= (1 + growth) / (1 + yarn.log_multiplier * growth);
-    }
+    if (!in_products) rope.attention_factor *= (1 + growth) / (1 + multiplier * growth);
     scaling.yarn = yarn;
   }
+  if (rules.norms_rotated) rope.attention_factor = 1;
 
   const std::vector<double> ones(rope.n_rot / 2, 1.0);
   scaling.divisors = ones;

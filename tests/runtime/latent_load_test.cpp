@@ -179,6 +179,20 @@ TEST(LatentAttention, IsScaledByTheMagnitudeOfYarn) {
   EXPECT_NEAR(lent->rope.attention_factor, 1.1, 1e-6);
 }
 
+// llama.cpp's values of such files. Published files with yarn have a multiplier.
+TEST(LatentAttention, ScalesWithoutAMultiplierAsIfItWere1) {
+  const double longer = 1 + 0.1 * std::log(8.0);
+  GgufWriter w = tiny(Form::kApart);
+  w.set("deepseek2.rope.scaling.factor", 8.0f).set("deepseek2.rope.scaling.original_context_length", 16u);
+  for (const char* type : {"linear", "yarn"}) {
+    const Lent lent(w.set("deepseek2.rope.scaling.type", type));
+    ASSERT_TRUE(lent.opened.ok()) << lent.opened.status().message();
+    EXPECT_NEAR(lent->attention_scale, longer * longer / std::sqrt(double{kQuery}), 1e-6) << type;
+    const double turned = type == std::string("yarn") ? longer : 1;
+    EXPECT_NEAR(lent->rope.attention_factor, turned, 1e-6) << type;
+  }
+}
+
 TEST(LatentAttention, MayScaleQueriesByTheirPosition) {
   GgufWriter w = tiny(Form::kApart);
   w.set("deepseek2.attention.temperature_scale", 0.1f);

@@ -969,6 +969,20 @@ TEST(Rope, ReadsTheRampAndTheMagnitudeOfMistral3) {
                  "yarn_log_multiplier' is -1");
 }
 
+// The norms of this family follow the rotation, so no length of cos and sin reaches the scores.
+TEST(Rope, LeavesNormedRotationsAtTheirLength) {
+  GgufWriter w = wide_heads("hunyuan-dense");
+  for (const char* norm :
+       {"blk.0.attn_q_norm", "blk.0.attn_k_norm", "blk.1.attn_q_norm", "blk.1.attn_k_norm"})
+    w.tensor(std::string(norm) + ".weight", {64}, std::vector<float>(64, 1.0f));
+  w.set("hunyuan-dense.rope.scaling.type", "yarn").set("hunyuan-dense.rope.scaling.factor", 4.0f);
+  w.set("hunyuan-dense.rope.scaling.original_context_length", 256u);
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  expect_close(m->rope.inverse_frequency[31], std::pow(10000.0, -31.0 / 32) / 4);
+  EXPECT_EQ(m->rope.attention_factor, 1);
+}
+
 // Converters also write yarn keys that other families read; the families here do not read them.
 TEST(Rope, PassesOverWhatItsFamilyDoesNotReadOfYarn) {
   GgufWriter w = tiny_model("olmo2");
