@@ -222,7 +222,7 @@ std::string memory_table(const thimble_memory& m) {
   row("workspace", m.workspace, "activations and scratch");
   row("io", m.io, "tokens, logits, sampler");
   row("fixed", m.fixed, "the device's own");
-  if (m.draft) row("draft", m.draft, "the draft model: weights on the device, pool, workspace, io");
+  if (m.draft) row("draft", m.draft, "what drafts: weights on the device, pool, workspace, io");
   row("total", m.total, "what the budget covers");
   if (m.budget) row("budget", m.budget, "");
   if (m.store) row("store", m.store, "evicted entries in host memory, not in the total");

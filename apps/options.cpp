@@ -338,6 +338,8 @@ void add_draft_flags(CLI::App& app, Settings& s) {
     s.draft_model.reset();
     if (word == "lookup") {
       o.draft = THIMBLE_DRAFT_LOOKUP;
+    } else if (word == "mtp") {
+      o.draft = THIMBLE_DRAFT_MTP;
     } else if (word != "none") {
       o.draft = THIMBLE_DRAFT_MODEL;
       s.draft_model = open_model(word);
@@ -347,9 +349,10 @@ void add_draft_flags(CLI::App& app, Settings& s) {
   app.add_option_function<std::string>(
          "--draft", choose,
          "lookup: guess what followed the last tokens earlier in the text, which is faster if the answer "
-         "repeats parts of it, as in editing code; FILE: guess with this smaller model of the same "
-         "vocabulary (default: none)")
-      ->type_name("none|lookup|FILE")
+         "repeats parts of it, as in editing code; mtp: guess with the model file's layer "
+         "for multi-token prediction; FILE: guess with this smaller model of the same vocabulary (default: "
+         "none)")
+      ->type_name("none|lookup|mtp|FILE")
       ->group(group);
   app.add_option("--draft-max", s.session.draft_tokens,
                  "Tokens of a draft, at most 15 (default: the number that generates fastest, by measurement)")

@@ -30,6 +30,7 @@ static_assert(sizeof(Options) ==
 static_assert(THIMBLE_DEFAULT == kDefault);
 static_assert(Draft{THIMBLE_DRAFT_LOOKUP} == Draft::kLookup);
 static_assert(Draft{THIMBLE_DRAFT_MODEL} == Draft::kModel);
+static_assert(Draft{THIMBLE_DRAFT_MTP} == Draft::kMtp);
 static_assert(Positions{THIMBLE_POSITIONS_ORIGINAL} == Positions::kOriginal);
 static_assert(RetainScope{THIMBLE_RETAIN_LAYER} == RetainScope::kLayer);
 static_assert(VoteScope{THIMBLE_VOTE_LAYER} == VoteScope::kLayer);

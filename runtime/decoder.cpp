@@ -22,7 +22,8 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 
 // The programs for chunks have a segment for each layer, so that an interrupt takes effect soon. The step of
 // one token is too short to need that, unless some layers, or their stores, have to be read from a file. A
-// second reading needs no logits.
+// second reading needs no logits. If a draft block follows, it reads all rows as they are normed for the
+// output.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
     if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty() ||
@@ -33,12 +34,14 @@ void Decoder::record_step(Recorder& r, Step step) const {
   if (step == Step::kRebuild) policies_.host()->record_rows(r);
   embed(r);
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
+  if (model_.joined) join(r, *model_.joined);
   if (at_.first_x) copy_stream(r, at_.first_x);
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
     layer_block(layer_step(r, layer, step), step);
   }
   if (step == Step::kAgain) return;
+  if (options_.draft == Draft::kMtp) norm(r, at_.x, model_.output_norm, at_.x);
   cut();
   tail_block(r);
 }
@@ -49,6 +52,16 @@ void Decoder::embed(Recorder& r) const {
                  .table = table ? table : passed_rows(model_.token_embedding, at_.embedding_rows),
                  .x = at_.x,
                  .p = {.cols = shape_.d_model}});
+}
+
+// A draft block begins with a token's embedding and the model's last row for the token before it.
+void Decoder::join(Recorder& r, const JoinedInput& in) const {
+  const uint32_t d = shape_.d_model, both = 2 * d;
+  const uint64_t half = d * sizeof(float);
+  norm(r, at_.x, in.embedding_norm, at_.halves, {.row_stride = both, .x_row_stride = d});
+  norm(r, at_.model_rows, in.row_norm, at_.halves.slice(half, at_.halves.bytes - half),
+       {.row_stride = both, .x_row_stride = d});
+  linear(r, at_.halves, both, in.join, {}, at_.x, d, false);
 }
 
 void Decoder::layer_block(const LayerStep& l, Step step) const {
@@ -761,6 +774,7 @@ void Decoder::glu(Recorder& r, const View& x, const Dense& f) const {
   r.record(Activation{.x = at_.ffn, .p = {.cols = cols, .act = model_.act}, .times = times});
 }
 
+// Rows for a draft block are normed already.
 void Decoder::tail_block(Recorder& r) const {
   r.record(Copy{.src = at_.x,
                 .dst = at_.logit_x,
@@ -770,7 +784,8 @@ void Decoder::tail_block(Recorder& r) const {
                       .from_logit_row = 1,
                       .to_ring_row = 0,
                       .rows = kLogitRows}});
-  norm(r, at_.logit_x, model_.output_norm, at_.logit_x, {.rows = kLogitRows});
+  if (options_.draft != Draft::kMtp)
+    norm(r, at_.logit_x, model_.output_norm, at_.logit_x, {.rows = kLogitRows});
   linear(r, at_.logit_x, shape_.d_model, model_.output, {}, at_.logits, model_.output.rows, false,
          kLogitRows);
   if (model_.logit_scale != 1 || model_.logit_cap != 0)
@@ -948,7 +963,7 @@ void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, RmsNormPar
   if (!p.cols) p.cols = shape_.d_model;
   if (p.eps == 0) p.eps = model_.norm_epsilon;
   p.groups = 1;
-  p.row_stride = p.cols;
+  if (!p.row_stride) p.row_stride = p.cols;
   p.center = model_.norms_center;
   r.record(RmsNorm{.x = x, .weight = weights_.of(weight), .y = y, .p = p});
 }

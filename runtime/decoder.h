@@ -56,6 +56,7 @@ class Decoder {
   enum class Step { kChunk, kAgain, kDecode, kDraft, kRebuild };
   void record_step(Recorder&, Step) const;
   void embed(Recorder&) const;
+  void join(Recorder&, const JoinedInput&) const;
   void layer_block(const LayerStep&, Step) const;
   void token_branch(Recorder&, uint32_t layer, const TokenBranch&) const;
   void mix(const LayerStep&, Step, const AttentionMixer&) const;

@@ -13,7 +13,8 @@ DraftModel::DraftModel(std::unique_ptr<Session> session, uint64_t bytes, uint32_
 
 Result<std::unique_ptr<Drafter>> DraftModel::create(const SessionOptions& target, uint32_t target_vocab,
                                                     std::shared_ptr<Device> device) {
-  THIMBLE_LET(session, Session::create(target.draft_model, std::move(device), draft_options(target)));
+  THIMBLE_LET(session, Session::create(target.draft_model, std::move(device),
+                                       draft_options(*target.draft_model, target)));
   const MemoryPlan& plan = session->plan();
   const uint64_t bytes = session->allocated() - (plan.fixed - plan.programs);
   return std::unique_ptr<Drafter>(new DraftModel(std::move(session), bytes, target_vocab));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/draft/lookup.h"
+#include "runtime/draft_block.h"
 #include "runtime/draft_model.h"
 
 namespace thimble {
@@ -52,14 +53,18 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
   auto ledger = std::make_shared<Ledger>();
   ledger->limit = options.budget;
   Policies policies(plan.options);
-  THIMBLE_LET(engine, Engine::create(std::move(model), std::move(device), std::move(plan),
-                                     std::move(policies), std::move(ledger), true));
+  THIMBLE_LET(engine, Engine::create(model, std::move(device), std::move(plan), std::move(policies),
+                                     std::move(ledger), true));
   std::unique_ptr<Drafter> drafter;
   if (options.draft == Draft::kLookup) drafter = std::make_unique<Lookup>();
   if (options.draft == Draft::kModel) {
     THIMBLE_LET(by_model,
                 DraftModel::create(engine->options(), engine->model().shape.vocab, engine->shared_device()));
     drafter = std::move(by_model);
+  }
+  if (options.draft == Draft::kMtp) {
+    THIMBLE_LET(by_block, DraftBlock::create(model, engine->options(), engine->shared_device()));
+    drafter = std::move(by_block);
   }
   return std::unique_ptr<Session>(new Session(std::move(engine), std::move(drafter)));
 }

@@ -113,7 +113,9 @@ class Session {
   uint64_t allocated() const { return engine_->allocated(); }
   // The store of evicted entries, or null. Only tests change it.
   RecallStore* store() { return engine_->store(); }
-  // The bytes of memory that it takes.
+  // What guesses the next tokens, or null. Only tests ask it.
+  Drafter* drafter() { return drafter_.get(); }
+  // The bytes of memory that the store takes.
   uint64_t store_bytes() const { return engine_->store() ? engine_->store()->bytes() : 0; }
   Result<SessionStats> stats() const;
   const Model& model() const { return engine_->model(); }
@@ -180,6 +182,7 @@ class Session {
   void commit_token();
   void commit_row();
   void note_logits(uint32_t row = 0);
+  void show_rows(uint32_t first, uint32_t rows, double& seconds);
   void keep_states(bool ends_prompt);
   void keep_states_before(uint32_t rows);
   Run upkeep_run(bool then_evicts, bool ends_prompt);

@@ -78,6 +78,7 @@ void Session::commit_row() {
   if (again_rows(options()) || (unscored_rows(options()) && engine_->programs().draft)) ++state_.unscored;
   for (uint32_t& entries : state_.entries) ++entries;
   state_.attended = Attended::kEverything;
+  show_rows(row, 1, state_.decode_seconds);
   note_logits(row);
   if (!last) return;
   if (engine_->dimensions().state_slots) state_.state_slot = engine_->written_slot();

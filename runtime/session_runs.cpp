@@ -122,6 +122,7 @@ void Session::commit_chunk(const Run& run) {
   state_.attended = listed ? Attended::kList : Attended::kEverything;
   if (run.step.reads_store) state_.prefill += cost_of_store(rows);
   state_.forget_logits();
+  show_rows(0, rows, state_.prefill_seconds);
   if (run.logits) note_logits();
   const bool finite = !run.logits || state_.arg_max >= 0;
   if (!finite) keep_states_before(rows);
@@ -137,6 +138,7 @@ void Session::commit_token() {
   const bool was_finite = state_.arg_max >= 0;
   ++state_.read;
   ++state_.generated;
+  show_rows(0, 1, state_.decode_seconds);
   state_.decode += cost_.run(engine_->step().n_rows, entries, false, true);
   state_.selecting += selection().cost(model(), options(), entries + 1);
   if (unscored_rows(options())) ++state_.unscored;
@@ -147,6 +149,15 @@ void Session::commit_token() {
   if (was_finite && state_.arg_max < 0) keep_states_before(1);
   engine_->count_entries(state_);
   keep_states(false);
+}
+
+// Shows the drafter rows of the latest step, whose tokens are the last that were counted.
+void Session::show_rows(uint32_t first, uint32_t rows, double& seconds) {
+  if (options().draft != Draft::kMtp) return;
+  const double start = steady_seconds();
+  const uint64_t row_bytes = model().shape.d_model * sizeof(float);
+  drafter_->follow(state_.read - rows, engine_->layout().x.slice(first * row_bytes, rows * row_bytes));
+  seconds += steady_seconds() - start;
 }
 
 // What rows that attended to the store read there. What they paid to each entry is not known.

@@ -39,7 +39,7 @@ export interface SessionOptions {
   watch?: number;
   rebuild?: number;
   rebuildEvery?: number;
-  draft?: 'none' | 'lookup' | 'model';
+  draft?: 'none' | 'lookup' | 'model' | 'mtp';
   /** For 'model'. */
   draftModel?: Model;
   draftTokens?: number;

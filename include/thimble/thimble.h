@@ -539,7 +539,8 @@ enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote sco
 enum { /* drafts: where guesses of the next tokens come from */
   THIMBLE_DRAFT_NONE = 0,
   THIMBLE_DRAFT_LOOKUP = 1, /* from what followed the last tokens earlier in the text; helps if answers repeat it */
-  THIMBLE_DRAFT_MODEL = 2   /* from options.draft_model, which reads a window of the text */
+  THIMBLE_DRAFT_MODEL = 2,  /* from options.draft_model, which reads a window of the text */
+  THIMBLE_DRAFT_MTP = 3     /* from a layer of the model's file that was trained for it (multi-token prediction) */
 };
 
 /* How far a call has come. */
@@ -662,8 +663,8 @@ typedef struct thimble_memory {
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
   uint64_t states;      /* the part of pool_bytes for states of recurrent layers; 0: the model has none */
   uint64_t state_slots; /* slots of equal size in `states`: the current state, the next one, and snapshots for rewinding */
-  uint64_t draft;       /* part of total, but of none of the above: what a draft model takes, its weights on the device,
-                           pool, workspace and io */
+  uint64_t draft;       /* part of total, but of none of the above: what a draft model or a layer for drafts takes, its weights on
+                           the device, pool, workspace and io */
   uint64_t streamed; /* weights that do not fit, so that each step reads them again; 0: none. CPU: the part of `mapped` that
                         does not fit in memory. A card: what the budget has no room for; the card reads copies of it in the
                         host's memory, which are in no other number */

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "backends/backend.h"
 #include "base/status.h"
 
 namespace thimble {
@@ -16,6 +17,9 @@ class Drafter {
   // Gets tokens of the stream in the order in which they are read. A call replaces the tokens that earlier
   // calls gave for its first position and later ones.
   virtual Status note(uint64_t position, std::span<const int32_t> tokens) = 0;
+  // Gets the model's last rows for the latest tokens of the stream, normed for the output: f32
+  // [rows][d_model]. `position`: that of the first row.
+  virtual void follow(uint64_t /*position*/, const View& /*rows*/) {}
   // Reads long texts that were noted. It takes time that does not belong to the next guess.
   virtual void read() {}
   // Guesses at most draft.size() tokens after those that were noted. Returns their number.

@@ -79,6 +79,9 @@ struct Layout {
   // With token branches: the stream before the first layer, [chunk][d_model], and the token's part and the
   // gate of one layer, [chunk][width].
   View first_x, token_part, token_gate;
+  // Of a draft block: the model's last rows, [chunk + 1][d_model], in the pool because they outlast a step;
+  // and the two normed halves that it joins, [chunk][2 d_model].
+  View model_rows, halves;
   // With latent experts, [chunk][latent]: their input, and the sum of their output.
   View latent_x, latent_sum;
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op

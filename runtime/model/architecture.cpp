@@ -154,7 +154,7 @@ struct ExpertSizes {
 struct Sizes {
   uint32_t d_model = 0, vocab = 0;
   std::vector<LayerSizes> layers;
-  uint32_t draft_layers = 0;  // the file's last layers, which only draft tokens and are skipped
+  uint32_t draft_layers = 0;  // the file's last layers, which only draft tokens
   ExpertSizes experts;        // route.experts is 0: the model has none
   uint32_t dense_layers = 0;  // the first layers, which have no experts
   uint32_t taps = 0;          // of short convolutions
@@ -504,10 +504,9 @@ Status load_norms(TensorSource& tensors, const std::string& block, const Family&
   return {};
 }
 
-Result<Layer> load_layer(const Gguf& gguf, TensorSource& tensors, uint32_t index, const Family& family,
-                         const Sizes& sizes, Model& model) {
+Result<Layer> load_layer(const Gguf& gguf, TensorSource& tensors, uint32_t index, const LayerSizes& its,
+                         const Family& family, const Sizes& sizes, Model& model) {
   const std::string block = "blk." + std::to_string(index) + ".";
-  const LayerSizes& its = sizes.layers[index];
   Layer layer;
   // A layer with a single part has a norm before it, whatever it is.
   const bool has_feed_forward = !family.single_parts || (its.d_ff && !its.kv_heads);
@@ -541,6 +540,44 @@ Result<Layer> load_layer(const Gguf& gguf, TensorSource& tensors, uint32_t index
   else
     THIMBLE_SET(layer.feed_forward, load_dense(tensors, block, family.gated, sizes.d_model, its.d_ff));
   return layer;
+}
+
+// Loads the first of the layers that draft tokens as a model of one layer. It is like the last layer with
+// attention.
+Result<std::unique_ptr<Model>> load_draft_block(const Gguf& gguf, TensorSource& tensors, const Family& family,
+                                                const Sizes& sizes, const Model& model) {
+  const uint32_t index = model.shape.layers, d = model.shape.d_model;
+  const std::string own = "blk." + std::to_string(index) + ".nextn.";
+  auto block = std::make_unique<Model>();
+  const auto attends = std::find_if(sizes.layers.rbegin(), sizes.layers.rend(),
+                                    [](const LayerSizes& layer) { return layer.kv_heads > 0; });
+  THIMBLE_LET(layer, load_layer(gguf, tensors, index, *attends, family, sizes, *block));
+  auto& attention = std::get<AttentionMixer>(layer.mixers.front());
+  block->layer_of_run.assign(attention.kv_heads, 0);
+  block->shape = model.shape_of(layer);
+  block->shape.layers = 1;
+  block->shape.delta_keys = block->shape.delta_values = block->shape.delta_width = 0;
+  block->layers.push_back(std::move(layer));
+  JoinedInput& in = block->joined.emplace();
+  THIMBLE_SET(in.embedding_norm, tensors.vector(own + "enorm.weight", d));
+  THIMBLE_SET(in.row_norm, tensors.vector(own + "hnorm.weight", d));
+  THIMBLE_SET(in.join, tensors.matrix(own + "eh_proj.weight", d, 2 * uint64_t(d)));
+  // What the block does not have itself, it shares with the model.
+  block->token_embedding = model.token_embedding, block->output_norm = model.output_norm;
+  block->output = model.output;
+  if (const std::string name = own + "embed_tokens.weight"; tensors.has(name))
+    THIMBLE_SET(block->token_embedding, tensors.table(name, model.shape.vocab, d));
+  if (const std::string name = own + "shared_head_norm.weight"; tensors.has(name))
+    THIMBLE_SET(block->output_norm, tensors.vector(name, d));
+  if (const std::string name = own + "shared_head_head.weight"; tensors.has(name))
+    THIMBLE_SET(block->output, tensors.matrix(name, model.shape.vocab, d));
+  block->info = model.info;
+  block->rope = model.rope;
+  block->norm_epsilon = model.norm_epsilon;
+  block->act = model.act;
+  block->attention_scale = model.attention_scale;
+  block->query_growth = model.query_growth, block->query_period = model.query_period;
+  return block;
 }
 
 // Checks that windowed layers have the dimensions of the other layers.
@@ -700,7 +737,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     rotates = finetuned;
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
-    THIMBLE_LET(layer, load_layer(gguf, tensors, i, family, sizes, model));
+    THIMBLE_LET(layer, load_layer(gguf, tensors, i, sizes.layers[i], family, sizes, model));
     for (Mixer& mixer : layer.mixers) {
       auto* const attention = std::get_if<AttentionMixer>(&mixer);
       if (!attention) continue;
@@ -718,6 +755,13 @@ Status load_weights(const Gguf& gguf, Model& model) {
     model.layers.push_back(std::move(layer));
   }
   if (windowed) THIMBLE_TRY(load_windows(gguf, family, sizes, model));
+  if (family.drafts && tensors.has_any("blk." + std::to_string(shape.layers) + ".nextn.")) {
+    auto block = load_draft_block(gguf, tensors, family, sizes, model);
+    if (block.ok())
+      model.draft_block = std::move(*block);
+    else
+      model.description_of_draft_block_error = block.status().message();
+  }
   return tensors.all_taken();
 }
 

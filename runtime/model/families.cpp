@@ -36,7 +36,8 @@ constexpr Family kQwen35 = {.name = "qwen35",
                             .qk_norm = QkNorm::kEachHead,
                             .ffn_norm = "post_attention_norm",
                             .rope = {.alternates = true},
-                            .delta_net = DeltaNetHeads::kTiled};
+                            .delta_net = DeltaNetHeads::kTiled,
+                            .drafts = true};
 constexpr Family qwen35moe() {
   Family f = kQwen35;
   f.name = "qwen35moe";
@@ -154,7 +155,8 @@ constexpr Family kFamilies[] = {
                  .route_from_file = true,
                  .norm_from_file = true,
                  .choice_bias = ChoiceBias::kMust,
-                 .shared = true}},
+                 .shared = true},
+     .drafts = true},
     {.name = "deepseek2",
      .pairing = kRopeAdjacent,
      .rope = {.scales_attention = true},
@@ -164,6 +166,7 @@ constexpr Family kFamilies[] = {
                  .choice_bias = ChoiceBias::kMay,
                  .shared = true},
      .latent = true,
+     .drafts = true,
      .grows_queries = true,
      .growth_period = "attention.temperature_length"},
     {.name = "exaone4",

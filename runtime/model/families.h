@@ -109,6 +109,8 @@ struct Family {
   bool gated = true;             // whether feed-forwards have a gate
   bool attention_scale = false;  // the file may give the factor of query-key products
   bool no_output_bias = false;   // a bias of attention's output is skipped
+  // Whether a layer that drafts tokens is one of this family's layers with attention.
+  bool drafts = false;
   // Whether queries are scaled up by their position, if the file gives the growth.
   bool grows_queries = false;
   const char* growth_period = nullptr;  // the key of its period; null: the positions before scaling

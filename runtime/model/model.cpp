@@ -90,11 +90,16 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
                  gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
   // Rows without a token only pad the matrix. They were not trained.
   if (model->has_weights() && model->tokenizer.ok())
-    model->output = model->output.row_range(0, model->tokenizer.size());
+    for (Model* m : {model.get(), model->draft_block.get()})
+      if (m) m->output = m->output.row_range(0, model->tokenizer.size());
   THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
   THIMBLE_LET(default_template, text(gguf, "tokenizer.chat_template.default"));
   model->chat_template = chat_template.empty() ? default_template : chat_template;
   model->chat = ChatWriter::choose(model->chat_template);
+  for (const GgufFile& file : model->files_) model->memory_.push_back(file.map.bytes());
+  for (const ReorderedMatrix& matrix : model->reordered)
+    model->memory_.emplace_back(matrix.pages.data(), matrix.bytes);
+  if (model->draft_block) model->draft_block->memory_ = model->memory_;
   return std::shared_ptr<const Model>(model);
 }
 
@@ -153,6 +158,7 @@ std::vector<Tensor> Model::tensors() const {
     const std::vector<Tensor> its = layer.tensors();
     all.insert(all.end(), its.begin(), its.end());
   }
+  if (joined) all.insert(all.end(), {joined->embedding_norm, joined->row_norm, joined->join});
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
 }
@@ -180,13 +186,6 @@ ModelShape Model::shape_of(const Layer& layer) const {
     s.experts = s.chosen_experts = s.d_ff_shared = 0;
   }
   return s;
-}
-
-std::vector<std::span<const std::byte>> Model::memory() const {
-  std::vector<std::span<const std::byte>> all;
-  for (const GgufFile& file : files_) all.push_back(file.map.bytes());
-  for (const ReorderedMatrix& matrix : reordered) all.emplace_back(matrix.pages.data(), matrix.bytes);
-  return all;
 }
 
 uint64_t Model::resident_bytes() const {

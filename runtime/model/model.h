@@ -330,6 +330,13 @@ struct Retainer {
 const char* name_of(Retainer::Kind);
 const char* name_of_act(uint32_t act);
 
+// How the rows of a draft block begin: a matrix joins the embedding of a token and the last row of the model
+// for the token before it.
+struct JoinedInput {
+  Tensor embedding_norm, row_norm;  // f32 [d_model]
+  Tensor join;                      // [d_model][2 d_model]: of the normed embedding, and of the normed row
+};
+
 struct ModelInfo {
   std::string architecture, name, description, license;
   uint32_t context_length = 0;  // positions that the model was trained for
@@ -370,6 +377,11 @@ class Model {
   // gets only the rows of a step's tokens.
   Tensor layer_embedding;
   std::vector<Layer> layers;  // empty for a vocabulary-only file
+  // The layer of the file that drafts tokens (multi-token prediction), as a model of its own, which belongs
+  // to this one and reads its files. Null: the file has none, or one that cannot be used, with the reason.
+  std::unique_ptr<Model> draft_block;
+  std::string description_of_draft_block_error;
+  std::optional<JoinedInput> joined;  // of a draft block
   std::vector<ReorderedMatrix> reordered;
   // The layer of each run: the KV heads of the first layer, then those of the next one.
   std::vector<uint32_t> layer_of_run;
@@ -387,8 +399,9 @@ class Model {
   Result<ChatWriter> chat_named(std::string_view name) const;
   const Gguf& gguf() const { return gguf_; }
   std::span<const GgufFile> files() const { return files_; }
-  // The bytes of the files and of the matrices in host memory, which contain all tensors.
-  std::vector<std::span<const std::byte>> memory() const;
+  // The bytes of the files and of the matrices in host memory, which contain all tensors. Those of a draft
+  // block are its model's.
+  const std::vector<std::span<const std::byte>>& memory() const { return memory_; }
   // The bytes of the files that are in physical memory now.
   uint64_t resident_bytes() const;
   // Whether the files still have all bytes that were mapped (MappedFile::check_whole).
@@ -421,6 +434,7 @@ class Model {
  private:
   std::vector<GgufFile> files_;
   Gguf gguf_;
+  std::vector<std::span<const std::byte>> memory_;
 };
 
 }  // namespace thimble

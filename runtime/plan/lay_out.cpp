@@ -210,6 +210,10 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   l.scratch = workspace.place(scratch);
   l.x = workspace.place(rows * s.d_model * f32);
   l.norm = workspace.place(rows * s.d_model * f32);
+  if (model.joined) {
+    l.model_rows = pool.place((rows + 1) * s.d_model * f32);
+    l.halves = workspace.place(rows * 2 * s.d_model * f32);
+  }
   l.logit_x = workspace.place(uint64_t(kLogitRowsAtOnce) * s.d_model * f32);
   const uint64_t view_bytes = uint64_t(d.view_capacity) * d.kv_cols * device.view_element_bytes;
   for (KvArray* view : {&l.view_k, &l.view_v}) {

@@ -103,10 +103,18 @@ Status too_small_store(RecallStore::Shape shape, const SessionOptions& o) {
 
 }  // namespace
 
-SessionOptions draft_options(const SessionOptions& target) {
-  constexpr uint32_t kMostPool = 4096, kLeastPool = 64;
-  SessionOptions o{.retention = Retention::kWindow, .chunk = target.chunk, .local = 0, .max_new = 256};
-  const uint32_t most = std::min(kMostPool, trained_entries(*target.draft_model, o));
+const Model* drafter_of(const Model& model, const SessionOptions& o) {
+  return o.draft == Draft::kModel ? o.draft_model.get()
+         : o.draft == Draft::kMtp ? model.draft_block.get()
+                                  : nullptr;
+}
+
+// A draft block reads small chunks, which always fit next to what an eviction leaves.
+SessionOptions draft_options(const Model& drafter, const SessionOptions& target) {
+  constexpr uint32_t kMostPool = 4096, kLeastPool = 64, kMaxNew = 256;
+  SessionOptions o{.retention = Retention::kWindow, .chunk = target.chunk, .local = 0, .max_new = kMaxNew};
+  if (drafter.joined) o.chunk = std::min(o.chunk, kMaxNew);
+  const uint32_t most = std::min(kMostPool, trained_entries(drafter, o));
   o.pool = std::clamp(target.pool, std::min(kLeastPool, most), most);
   return o;
 }
@@ -167,10 +175,11 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   plan.io = io.size() + host_bytes(model, plan);
   plan.programs = needs.programs;
   plan.fixed = needs.fixed + needs.programs;
-  if (o.draft == Draft::kModel) {
-    THIMBLE_LET(draft, make_plan(*o.draft_model, on, draft_options(o)));
-    plan.draft = draft.total - (draft.fixed - draft.programs) +
-                 (uint64_t(draft.options.pool) + kMostDrafted) * sizeof(int32_t);  // tokens that wait
+  if (const Model* drafter = drafter_of(model, o)) {
+    THIMBLE_LET(draft, make_plan(*drafter, on, draft_options(*drafter, o)));
+    const uint64_t waiting = drafter->joined ? uint64_t(o.chunk) + draft.options.chunk + draft.capacity
+                                             : uint64_t(draft.options.pool) + kMostDrafted;
+    plan.draft = draft.total - (draft.fixed - draft.programs) + waiting * sizeof(int32_t);
     plan.draft_weights = draft.weights - draft.shared;
   }
   plan.total =
@@ -348,6 +357,14 @@ Status check_draft_model(const Model* drafter, const Model& model) {
                drafter->gguf().name().c_str(), model.gguf().name().c_str());
 }
 
+Status check_draft_block(const Model& model) {
+  if (model.draft_block) return {};
+  const std::string& why = model.description_of_draft_block_error;
+  return error(Code::kUnsupported,
+               "%s has no layer for drafts (multi-token prediction)%s%s; choose other drafts",
+               model.gguf().name().c_str(), why.empty() ? "" : " that can be used: ", why.c_str());
+}
+
 Status check_counts(const SessionOptions& o) {
 #define X(type, name, at_first, values, saved) THIMBLE_TRY(check_most<type>(#name, o.name, at_first, values));
   THIMBLE_SESSION_OPTIONS(X)
@@ -391,6 +408,7 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   THIMBLE_TRY(policies.selection->resolve(model, evicts, o));
   THIMBLE_TRY(policies.check(o));
   if (o.draft == Draft::kModel) THIMBLE_TRY(check_draft_model(o.draft_model.get(), model));
+  if (o.draft == Draft::kMtp) THIMBLE_TRY(check_draft_block(model));
   if (o.positions == Positions::kOriginal && !o.context) o.context = std::max(model.info.context_length, 1u);
   if (!o.pool && !o.budget) o.pool = evicts ? kDefaultPool : useful_pool(model, o, policies);
   if (o.pool) THIMBLE_TRY(policies.retention->resolve(model, o));
@@ -455,6 +473,11 @@ Result<MemoryPlan> plan_host_weights(const Model& model, const Device& device, S
 Result<MemoryPlan> make_plan(const Model& model, const Device& device, const SessionOptions& options) {
   THIMBLE_LET(o, resolve(model, options));
   THIMBLE_TRY(check_formats(model, device, o));
+  // The layer shares matrices with the model, which a device with its own memory would get twice.
+  if (o.draft == Draft::kMtp && !device.info().unified)
+    return error(Code::kUnsupported,
+                 "%s cannot run a layer for multi-token prediction; choose other drafts, or use --device cpu",
+                 device.info().name.c_str());
   Policies policies(o);
   const SessionOptions without_pool = o;
   const bool asked = o.pool != 0;

@@ -23,8 +23,8 @@ struct MemoryPlan {
   uint64_t recall_bytes = 0;  // what a generated token reads of a full store, if everything is recalled
   uint64_t states = 0;        // part of pool: the states of recurrent layers, in all slots
   uint64_t released = 0;      // part of the original pool that was given back; in no other number
-  // What a draft model's own session takes, without the device's fixed part; and the part of it that clones
-  // share.
+  // What the own session of a draft model or block takes, without the device's fixed part; and the part of it
+  // that clones share.
   uint64_t draft = 0, draft_weights = 0;
   uint64_t programs = 0;          // part of fixed: the session's own programs, which a clone allocates again
   uint64_t backend_scratch = 0;   // part of workspace
@@ -37,8 +37,10 @@ struct MemoryPlan {
 // Decides every default, except the pool if there is a budget. Refuses contradictory options with the reason.
 Result<SessionOptions> resolve(const Model&, const SessionOptions&);
 
-// The options of a draft model's own session, which reads a window of the text.
-SessionOptions draft_options(const SessionOptions& resolved);
+// The model that drafts, which may be a layer of the model itself. Null: none does.
+const Model* drafter_of(const Model&, const SessionOptions&);
+// The options of its own session, which reads a window of the text.
+SessionOptions draft_options(const Model& drafter, const SessionOptions& resolved);
 
 // Counts the memory of a session with these policies, without a budget. `labels`: the session also runs the
 // op `label`. `host_groups`: as in the plan.

@@ -20,7 +20,7 @@ enum class RetainScope : uint32_t { kPerHead, kLayer };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class VoteScale : uint32_t { kNone, kSqrt };
 enum class Positions : uint32_t { kList, kOriginal };
-enum class Draft : int32_t { kNone, kLookup, kModel };
+enum class Draft : int32_t { kNone, kLookup, kModel, kMtp };
 
 // The formats of keys and values: X(name, which is also that of the type of rows, name in files).
 // THIMBLE_KV_* in thimble.h has their numbers.
@@ -58,7 +58,7 @@ inline constexpr OptionChoice kVoteScopeChoices[] = {
 inline constexpr OptionChoice kVoteScaleChoices[] = {{0, "NONE", "none"}, {1, "SQRT", "sqrt"}};
 inline constexpr OptionChoice kPositionChoices[] = {{0, "LIST", "list"}, {1, "ORIGINAL", "original"}};
 inline constexpr OptionChoice kDraftChoices[] = {
-    {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}};
+    {0, "NONE", "none"}, {1, "LOOKUP", "lookup"}, {2, "MODEL", "model"}, {3, "MTP", "mtp"}};
 #define X(name, in_files) {static_cast<int32_t>(KvFormat::k##name), #name, #in_files},
 inline constexpr OptionChoice kKvFormatChoices[] = {THIMBLE_KV_FORMATS(X)};
 #undef X

@@ -61,6 +61,7 @@ public final class Thimble {
   public static final int DRAFT_NONE = 0;
   public static final int DRAFT_LOOKUP = 1;
   public static final int DRAFT_MODEL = 2;
+  public static final int DRAFT_MTP = 3;
 
   private Thimble() {}
 

@@ -182,7 +182,7 @@ class Options:
     watch: Optional[int] = None
     rebuild: Optional[int] = None
     rebuild_every: Optional[int] = None
-    draft: Optional[str] = None  # "none", "lookup", "model"
+    draft: Optional[str] = None  # "none", "lookup", "model", "mtp"
     draft_model: Optional["Model"] = None  # for "model"
     draft_tokens: Optional[int] = None
     recall_format: Optional[str] = None  # "f16", "q8_0", "q4_0"

@@ -171,6 +171,7 @@ constants! {
     THIMBLE_DRAFT_NONE: i32 = 0;
     THIMBLE_DRAFT_LOOKUP: i32 = 1;
     THIMBLE_DRAFT_MODEL: i32 = 2;
+    THIMBLE_DRAFT_MTP: i32 = 3;
 }
 
 functions! {

@@ -33,7 +33,7 @@ choices! {
     Vote { Auto = THIMBLE_VOTE_AUTO, Layer = THIMBLE_VOTE_LAYER, Group = THIMBLE_VOTE_GROUP }
     VoteScale { None = THIMBLE_SCALE_NONE, Sqrt = THIMBLE_SCALE_SQRT }
     /// Where guesses of the next tokens come from.
-    Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP, Model = THIMBLE_DRAFT_MODEL }
+    Draft { None = THIMBLE_DRAFT_NONE, Lookup = THIMBLE_DRAFT_LOOKUP, Model = THIMBLE_DRAFT_MODEL, Mtp = THIMBLE_DRAFT_MTP }
     /// How the pool or the store has keys and values.
     KvFormat { F16 = THIMBLE_KV_F16, Q8_0 = THIMBLE_KV_Q8_0, Q4_0 = THIMBLE_KV_Q4_0 }
     Positions { List = THIMBLE_POSITIONS_LIST, Original = THIMBLE_POSITIONS_ORIGINAL }
