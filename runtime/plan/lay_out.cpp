@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bits.h"
 #include "runtime/policy/kv_types.h"
 
 namespace thimble {
@@ -170,6 +171,8 @@ RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
   }
   shape.in_file = o.recall_disk != 0;
   shape.pages = RecallStore::most_pages(shape, shape.in_file ? o.recall_disk : o.recall_mem);
+  if (o.context)  // more pages than the text has would stay empty
+    shape.pages = std::min(shape.pages, static_cast<uint32_t>(ceil_div(o.context, kRecallPage)));
   return shape;
 }
 
