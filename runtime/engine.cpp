@@ -200,6 +200,7 @@ Status Engine::start(Step step, const SequenceState& state) {
   const bool compacts = step.rows == Step::Rows::kNew && (step.n_rows || step.evicts);
   if (HostControl* host = policies_.host(); host && compacts) THIMBLE_TRY(score_on_host(*host, step, state));
   fill(step, state);
+  if (layout_.recall.window && step.reads_store) THIMBLE_SET(command_.saturated_before, saturated());
   command_.step = step;
   command_.next = step.first;
   command_.part = 0;

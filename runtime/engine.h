@@ -187,7 +187,8 @@ class Engine {
     Step step;
     StepParams params{};
     std::vector<HeadState> heads;
-    uint32_t next = 0, part = 0;  // next segment, and next part of it
+    uint32_t next = 0, part = 0;    // next segment, and next part of it
+    uint32_t saturated_before = 0;  // if it reads a store's file: the device's count of saturated numbers
   };
 
   Engine(std::shared_ptr<const Model>, std::shared_ptr<Device>, MemoryPlan, Policies);

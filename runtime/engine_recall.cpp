@@ -60,6 +60,7 @@ Status Engine::load_stored(size_t layer) {
     if (loaded.ok()) continue;
     command_.next = command_.step.first;
     std::fill_n(on_host<uint32_t>(layout_.recall.pages), command_.heads.size(), 0u);
+    THIMBLE_TRY(set_saturated(command_.saturated_before));
     return without_store(loaded);
   }
   return {};
