@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <tuple>
 
@@ -154,12 +155,13 @@ struct Outcome {
 
 // Notes the subject of the question, as `thimble serve` finds it, and whether it is still held.
 void note_subject(const Model& model, const Sample& sample, const std::vector<std::vector<int32_t>>& heads,
-                  Outcome& outcome) {
+                  std::span<const float> stored, Outcome& outcome) {
   const std::vector<Sentence> stream =
       cut_sentences(sample.prompt.size(), [&](uint64_t i) { return token_bytes(model, sample.prompt[i]); });
-  const auto subject = find_subject(stream, sample.asked, heads);
+  const auto subject = find_subject(stream, sample.asked, heads, stored);
   if (!subject) return;
-  outcome.subject = {{"text", strip(stream[subject->sentence].text)}, {"held", subject->held}};
+  outcome.subject = {
+      {"text", strip(stream[subject->sentence].text)}, {"held", subject->held}, {"stored", subject->stored}};
   outcome.gone = subject->gone;
 }
 
@@ -218,7 +220,7 @@ class Asked {
     Outcome outcome;
     const std::vector<std::vector<int32_t>> heads = kept_by_head(model_, session);
     if (!sample.needle.empty()) outcome.retention = needle_retention(heads, sample.needle);
-    note_subject(model_, sample, heads, outcome);
+    note_subject(model_, sample, heads, stored_shares(session), outcome);
     const Answer answer = generate(model_, session, settings_.predict, [](std::string_view) {});
     if (answer.finish == Finish::kInterrupted) return std::nullopt;
     outcome.answer = strip(answer.text);

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace app {
 
@@ -94,15 +95,21 @@ std::vector<double> score(const std::vector<Words>& found) {
   return scores;
 }
 
-// The best head's share of a sentence and of the text that its colon announces.
-double best_share(std::span<const Sentence> stream, size_t sentence,
-                  const std::vector<std::vector<int32_t>>& heads) {
+// What is left of a sentence and of the text that its colon announces.
+Subject subject_of(std::span<const Sentence> stream, size_t sentence,
+                   const std::vector<std::vector<int32_t>>& heads, std::span<const float> stored) {
   const uint64_t first = stream[sentence].first;
   uint64_t count = stream[sentence].count, most = 0;
   if (ends_with(stream[sentence].text, ':') && sentence + 1 < stream.size())
     count += stream[sentence + 1].count;
   for (const std::vector<int32_t>& held : heads) most = std::max(most, count_held(held, first, count));
-  return static_cast<double>(most) / static_cast<double>(count);
+  double in_store = 0;
+  for (uint64_t i = first; i < std::min<uint64_t>(first + count, stored.size()); ++i)
+    in_store += static_cast<double>(stored[i]);
+  Subject subject{sentence, static_cast<double>(most) / static_cast<double>(count),
+                  in_store / static_cast<double>(count)};
+  subject.gone = subject.held < kEnough && subject.stored < kEnough;
+  return subject;
 }
 
 }  // namespace
@@ -114,18 +121,20 @@ uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t c
 }
 
 std::optional<Subject> find_subject(std::span<const Sentence> prompt, std::string_view question,
-                                    const std::vector<std::vector<int32_t>>& heads) {
+                                    const std::vector<std::vector<int32_t>>& heads,
+                                    std::span<const float> stored) {
   if (question.empty() || question.size() > kLongQuestion) return std::nullopt;
   const std::vector<double> scores = score(find_words(prompt, sentences_before(prompt, question), question));
   const double best = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
   if (best < kStandsOut) return std::nullopt;
-  std::optional<Subject> subject;
+  std::optional<Subject> best_left;
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] < kAsGood * best) continue;
-    const double held = best_share(prompt, i, heads);
-    if (!subject || held >= subject->held) subject = Subject{i, held, held < kEnough};
+    const Subject subject = subject_of(prompt, i, heads, stored);
+    const auto left = [](const Subject& s) { return std::pair(s.held, s.stored); };
+    if (!best_left || left(subject) >= left(*best_left)) best_left = subject;
   }
-  return subject;
+  return best_left;
 }
 
 }  // namespace app

@@ -325,6 +325,13 @@ std::vector<float> kept_shares(const Session& session) {
       });
 }
 
+std::vector<float> stored_shares(const Session& session) {
+  return two_calls<std::vector<float>>(
+      stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
+        return thimble_session_stored_by_position(session.get(), shares.data(), shares.size(), count, error);
+      });
+}
+
 std::vector<float> attended(const Session& session) {
   return two_calls<std::vector<float>>(
       stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {

@@ -134,6 +134,9 @@ std::vector<std::vector<int32_t>> kept_by_head(const Model& model, const Session
 // For each position: the share of the (layer, KV head) pairs that hold it. The second function returns the
 // attention that the last token paid to each position.
 std::vector<float> kept_shares(const Session& session);
+// For each position: the share of the same pairs that have it in the store of evicted entries and not in the
+// pool.
+std::vector<float> stored_shares(const Session& session);
 std::vector<float> attended(const Session& session);
 
 // Opens a file to be read; the caller closes it.

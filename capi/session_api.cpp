@@ -375,6 +375,17 @@ thimble_status thimble_session_kept_by_position(thimble_session* session, float*
   });
 }
 
+thimble_status thimble_session_stored_by_position(thimble_session* session, float* stored, uint64_t capacity,
+                                                  uint64_t* count, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_buffer(stored, capacity, count, "stored"));
+    THIMBLE_LET(read, s.session->positions_read());
+    THIMBLE_TRY(need_room(read, capacity, count));
+    s.session->stored_by_position({stored, read});
+    return {};
+  });
+}
+
 thimble_status thimble_session_set_sampler(thimble_session* session, const thimble_sampler_options* lent,
                                            thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {

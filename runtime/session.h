@@ -108,6 +108,8 @@ class Session {
   // attention that the last position paid to it, as a mean over layers and heads with sum 1. Either pointer
   // may be null.
   Status kept_by_position(float* kept, float* attended);
+  // For each of these positions: the share of the same heads that have it in the store and not in the pool.
+  void stored_by_position(std::span<float> stored) const;
   const MemoryPlan& plan() const { return engine_->plan(); }
   // The bytes that this session and its clones hold, as reported by the allocators.
   uint64_t allocated() const { return engine_->allocated(); }

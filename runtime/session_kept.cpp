@@ -51,6 +51,21 @@ Status Session::count_kept(float* kept) {
   return {};
 }
 
+void Session::stored_by_position(std::span<float> stored) const {
+  std::fill(stored.begin(), stored.end(), 0.0f);
+  const RecallStore* const store = engine_->store();
+  if (!store) return;
+  for (size_t run = 0; run < runs().size(); ++run)
+    for (uint32_t i = 0; i < store->count(run); ++i) {
+      const RecallStore::Page& page = store->page(run, i);
+      for (uint32_t place = 0; place < kRecallPage; ++place)
+        if ((page.held & ~page.recalled) >> place & 1)
+          ++stored[static_cast<uint32_t>(page.number) * kRecallPage + place];
+    }
+  const auto heads = static_cast<float>(full_heads(model()));
+  for (float& share : stored) share /= heads;
+}
+
 // Computes the attention weights again from the queries of the last token. Sinks take part of the weight, and
 // sums are rounded, so the result is scaled to sum 1.
 Status Session::add_attention(float* attended) {

@@ -138,12 +138,12 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
   return std::stoull(digits);
 }
 
-// A slot's stream as sentences, each with the share of it that is still held and its share of the answer's
-// attention; and the sentences that the last question asks about. The result is the last fields of an object,
-// as text, because a Json of a long stream would take many times its bytes. More than `most` bytes are a
-// Refusal.
+// A slot's stream as sentences, each with the share of it that is still held, the share that is in the store
+// of evicted entries, and its share of the answer's attention; and the sentences that the last question asks
+// about. The result is the last fields of an object, as text, because a Json of a long stream would take many
+// times its bytes. More than `most` bytes are a Refusal.
 std::string sentences_json(const Model& model, const Scheduler::View& view, size_t most) {
-  const std::vector<float> shares = kept_shares(view.session);
+  const std::vector<float> shares = kept_shares(view.session), stored = stored_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
     double all = 0;
     for (uint64_t i = s.first; i < std::min<uint64_t>(s.first + s.count, values.size()); ++i)
@@ -170,6 +170,7 @@ std::string sentences_json(const Model& model, const Scheduler::View& view, size
                          {"first", s.first},
                          {"count", s.count},
                          {"kept", sum(shares, s) / static_cast<double>(s.count)},
+                         {"stored", sum(stored, s) / static_cast<double>(s.count)},
                          {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
       if (out.size() > most)
         throw Refusal(
@@ -186,8 +187,11 @@ std::string sentences_json(const Model& model, const Scheduler::View& view, size
   }
   cut_to(count, false);
   Json asked;
-  if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session)))
-    asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
+  if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session), stored))
+    asked = {{"segment", subject->sentence},
+             {"held", subject->held},
+             {"stored", subject->stored},
+             {"gone", subject->gone}};
   return out + R"(],"asked":)" + write_json(asked) + "}";
 }
 

@@ -94,6 +94,7 @@ class Runner {
     if (verb == "save") return save(session, step);
     if (verb == "restore") return check(thimble_session_restore(session, kFile, nullptr)), position(session);
     if (verb == "kept") return kept(session, step);
+    if (verb == "stored_by_position") return stored_by_position(session);
     if (verb == "kept_by_position") return kept_by_position(session);
     if (verb == "stats") return stats(session);
     if (verb == "memory") return memory(session);
@@ -422,6 +423,16 @@ class Runner {
     return {{"count", count},
             {"entries", std::lround(held * layers_ * kv_heads_)},
             {"attention_in_thousandths", std::lround(attention * 1000)}};
+  }
+
+  Json stored_by_position(thimble_session* session) {
+    uint64_t count = 0;
+    thimble_session_stored_by_position(session, nullptr, 0, &count, nullptr);
+    std::vector<float> stored(count);
+    check(thimble_session_stored_by_position(session, stored.data(), count, &count, nullptr));
+    double entries = 0;
+    for (const float share : stored) entries += share;
+    return {{"count", count}, {"entries", std::lround(entries * layers_ * kv_heads_)}};
   }
 
   Json save(thimble_session* session, const Json& step) {

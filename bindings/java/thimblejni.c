@@ -627,6 +627,13 @@ static thimble_status try_attended(const void* session, void* out, uint64_t capa
 
 METHOD(jfloatArray, attendedByPosition)(ENV, jlong session) { return floats_of(env, try_attended, SESSION); }
 
+static thimble_status try_stored(const void* session, void* out, uint64_t capacity, uint64_t* count,
+                                 thimble_error* error) {
+  return thimble_session_stored_by_position((thimble_session*)(intptr_t)session, out, capacity, count, error);
+}
+
+METHOD(jfloatArray, storedByPosition)(ENV, jlong session) { return floats_of(env, try_stored, SESSION); }
+
 METHOD(void, setSampler)(ENV, jlong session, jobject given) {
   thimble_error error = NEW_ERROR;
   thimble_sampler_options options;

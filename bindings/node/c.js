@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 13; // THIMBLE_ABI that this file was written for; a library with a larger number works too
+const ABI = 14; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -133,6 +133,7 @@ int32_t thimble_session_clone(void *session, _Out_ void **clone, _Inout_ thimble
 int32_t thimble_session_reset(void *session, _Inout_ thimble_error *error)
 void thimble_session_interrupt(void *session)
 int32_t thimble_session_kept(void *session, uint32_t layer, uint32_t kv_head, void *positions, uint64_t capacity, _Out_ uint64_t *count, _Inout_ thimble_error *error)
+int32_t thimble_session_stored_by_position(void *session, void *stored, uint64_t capacity, _Out_ uint64_t *count, _Inout_ thimble_error *error)
 int32_t thimble_session_kept_by_position(void *session, void *kept, void *attended, uint64_t capacity, _Out_ uint64_t *count, _Inout_ thimble_error *error)
 void thimble_sampler_options_init(_Out_ thimble_sampler_options *options, uint32_t struct_size)
 int32_t thimble_session_set_sampler(void *session, thimble_sampler_options *options, _Inout_ thimble_error *error)

@@ -254,6 +254,8 @@ export class Session {
   kept(layer: number, kvHead: number): Int32Array;
   /** For each position: the share of heads that hold it, and the last token's attention to it (needs SessionOptions.watch). */
   keptByPosition(options?: { attended?: boolean }): { kept: Float32Array; attended: Float32Array };
+  /** For each position: the share of heads that have it in the store of evicted entries and not in the pool. */
+  storedByPosition(): Float32Array;
   setSampler(sampler: SamplerOptions): void;
   /** Adds a number to the logits of these tokens before one is sampled, until the next call. */
   setBias(tokens: ArrayLike<number>, biases: ArrayLike<number>): void;

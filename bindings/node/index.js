@@ -353,6 +353,11 @@ export class Session {
     return { kept, attended: attention };
   }
 
+  storedByPosition() {
+    return twoCalls((count) => new Float32Array(count), (shares, capacity, count) =>
+      call('thimble_session_stored_by_position', pointerOf(this), shares, capacity, count));
+  }
+
   setSampler(sampler) {
     call('thimble_session_set_sampler', pointerOf(this), given('thimble_sampler_options', sampler));
   }

@@ -225,6 +225,11 @@ class Runner {
     return onlyCount ? { count: positions.length } : { positions };
   }
 
+  stored_by_position(_, session) {
+    const stored = session.storedByPosition();
+    return { count: stored.length, entries: Math.round(total(stored) * this.shape.layers * this.shape.kvHeads) };
+  }
+
   kept_by_position(_, session) {
     const { kept, attended } = session.keptByPosition();
     return {

@@ -198,6 +198,10 @@ class Runner:
         positions = session.kept(layer, kv_head)
         return {"count": len(positions)} if only_count else {"positions": positions}
 
+    def stored_by_position(self, session):
+        stored = session.stored_by_position()
+        return {"count": len(stored), "entries": round(sum(stored) * self.shape.layers * self.shape.kv_heads)}
+
     def kept_by_position(self, session):
         kept, attended = session.kept_by_position()
         return {"count": len(kept), "entries": round(sum(kept) * self.shape.layers * self.shape.kv_heads),

@@ -68,7 +68,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
-#define THIMBLE_ABI 13
+#define THIMBLE_ABI 14
 
 /* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
@@ -792,8 +792,8 @@ THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint
 /* Ask the session to stop. Any thread and any signal handler may call this. The running call, or if there is none
  * the next one, returns THIMBLE_INTERRUPTED: on cards within the time of one layer of a chunk or token, on the CPU
  * within about 25 ms on an idle processor. The call after that continues; results are bit-identical to those without
- * an interrupt. Calls that only inspect (logits, kept, kept_by_position, stats, memory, text) do not abandon the
- * interrupted call: it may be repeated after them. */
+ * an interrupt. Calls that only inspect (logits, kept, kept_by_position, stored_by_position, stats, memory,
+ * text) do not abandon the interrupted call: it may be repeated after them. */
 THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 
 /* The original positions of the entries that a KV head holds, ascending. Heads may hold different numbers of
@@ -824,6 +824,14 @@ THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);
+
+/* What was evicted and can be recalled, by original position: stored[i] is the share, 0 to 1, of the same pairs that
+ * have position i in the store of evicted entries and not in the pool. What is in neither is gone. Without a store all
+ * are 0. Two-call; *count is as for thimble_session_kept_by_position. An interrupted chunk or token is finished
+ * first. */
+THIMBLE_API thimble_status thimble_session_stored_by_position(thimble_session* session, float* stored,
+                                                              uint64_t capacity, uint64_t* count,
+                                                              thimble_error* error);
 
 /* How the next token is sampled from the logits. */
 typedef struct thimble_sampler_options {

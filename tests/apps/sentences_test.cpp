@@ -106,6 +106,18 @@ TEST(Held, CountsTheTokensOfASentenceThatAHeadHolds) {
   EXPECT_FALSE(half.gone);
 }
 
+// Half of it in the store is enough, because it can be recalled from there.
+TEST(Held, IsNotGoneIfItIsInTheStore) {
+  for (const float share : {0.4f, 0.5f}) {
+    const auto subject = find_subject(stream(kText), kQuestion, {positions(20, 4)}, std::vector(40, share));
+    ASSERT_TRUE(subject);
+    EXPECT_EQ(subject->held, 0.4);
+    EXPECT_NEAR(subject->stored, static_cast<double>(share), 1e-6);  // ten roundings of 2^-24
+    EXPECT_EQ(subject->gone, share < 0.5f);
+  }
+  EXPECT_EQ(find_subject(stream(kText), kQuestion, {{}}, std::vector(25, 1.0f))->stored, 0.5);  // of 20 to 29
+}
+
 TEST(Held, WhatAColonAnnouncesBelongsToTheSentence) {
   std::vector<std::string> text = kText;
   text[2] = "The door code of the Lisbon warehouse is:";

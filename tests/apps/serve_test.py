@@ -606,6 +606,17 @@ class Settings(unittest.TestCase):
             self.assertEqual(held["asked"]["gone"], gone)
         self.assertEqual(server.stop()[0], 0)
 
+    def test_what_is_in_the_store_is_not_gone(self):
+        server = Server("--device", "cpu", "--retention", "window", "--pool", "256", "--recall-mem", "64MiB", "--recall", "64", "--slots", "1")
+        self.answer(server, self.LISBON)
+        held = server.get("/thimble/kept?slot=0")
+        for segment in held["segments"]:
+            self.assertAlmostEqual(segment["kept"] + segment["stored"], 1, places=5)
+        self.assertGreater(max(segment["stored"] for segment in held["segments"]), 0.9)
+        self.assertFalse(held["asked"]["gone"])
+        self.assertGreaterEqual(max(held["asked"]["held"], held["asked"]["stored"]), 0.5)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_refused_settings_change_nothing(self):
         server = Server(*POLICY, "--mem-budget", "64MiB")
         body = server.chat(QUESTION)

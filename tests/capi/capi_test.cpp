@@ -969,6 +969,31 @@ TEST(Session, TellsWhatItHoldsAndAttendedToByPosition) {
   expect_sentence(e);
 }
 
+TEST(Session, TellsWhatIsInTheStoreByPosition) {
+  const SmallModel small;
+  Error e;
+  for (const bool stores : {true, false}) {
+    thimble_session_options options = window_options();
+    if (stores) options.recall_mem_bytes = 1 << 20, options.recall = 16;
+    const SessionHandle session = create(small.model, options);
+    feed(session, any_tokens(200));
+    EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+    uint64_t count = 0;
+    EXPECT_EQ(thimble_session_stored_by_position(session.get(), nullptr, 0, &count, &e),
+              THIMBLE_INVALID_ARGUMENT);
+    ASSERT_EQ(count, 200u);
+    std::vector<float> held(count), stored(count, 9.0f);
+    EXPECT_OK(thimble_session_kept_by_position(session.get(), held.data(), nullptr, 200, &count, &e), e);
+    EXPECT_OK(thimble_session_stored_by_position(session.get(), stored.data(), 200, &count, &e), e);
+    float most = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+      EXPECT_NEAR(held[i] + stored[i], stores || held[i] ? 1 : 0, 1e-6) << i;  // two roundings of 2^-24
+      most = std::max(most, stored[i]);
+    }
+    EXPECT_EQ(most, stores ? 1.0f : 0.0f);
+  }
+}
+
 TEST(Session, HoldsBackTheBytesOfAnUnfinishedCodePoint) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options());

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 
 #include "backends/cpu/host/cpu_device.h"
 #include "backends/cpu/kernels.h"
@@ -497,6 +498,46 @@ TEST(RecalledAll, TheBudgetCoversTheIndexOfAFile) {
   EXPECT_GE(plan.io, without + RecallStore::bytes(recall_shape(*seeded_model().model, plan.options)));
 }
 
+// The first layer has stored its keys when the file of the second one fails.
+TEST(RecalledAll, AStepThatBeginsAnewCountsSaturatedNumbersOnce) {
+  Seeded saturating;
+  saturating.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name == "blk.0.attn_k.weight")
+      for (size_t i = 0; i < 32; ++i) values[9 * 32 + i] *= 60'000;
+  };
+  const SeededModel m = seeded_model(saturating);
+  SessionOptions o = with_all();
+  std::swap(o.recall_mem, o.recall_disk);
+  const auto session = open_session(m.model, o);
+  read(*session, seeded_tokens(260));
+  const auto saturated_after = [&](int32_t token) {
+    const auto twin = must(session->clone());
+    must(twin->accept(token));
+    return must(twin->stats()).saturated;
+  };
+  const uint64_t before = must(session->stats()).saturated;
+  int32_t token = 0;
+  while (saturated_after(token) == before) ++token;
+  const uint64_t expected = saturated_after(token);
+  RecallStore& store = *session->store();
+  const std::vector<std::byte> zeros(64);
+  must(store.file()->write(store.file_end() - zeros.size(), zeros.data(), zeros.size()));
+  EXPECT_EQ(session->accept(token).code(), Code::kIo);
+  must(session->accept(token));
+  EXPECT_EQ(must(session->stats()).saturated, expected);
+}
+
+TEST(Recalled, AStoreHasNoMorePagesThanTheText) {
+  SessionOptions o = with_store(48);
+  const MemoryPlan plan = must(make_plan(*seeded_model().model, *cpu(), o));
+  o.context = 500;
+  const MemoryPlan shorter = must(make_plan(*seeded_model().model, *cpu(), o));
+  EXPECT_EQ(shorter.store_pages, 32u);
+  EXPECT_LT(shorter.store, plan.store / 10);
+  o.recall_mem = plan.store / 200;  // less than the text needs
+  EXPECT_LT(must(make_plan(*seeded_model().model, *cpu(), o)).store_pages, 32u);
+}
+
 TEST(RecalledAll, RefusesWhatCannotBe) {
   const auto refusal = [](SessionOptions o) {
     const Status status = make_plan(*seeded_model().model, *cpu(), o).status();
@@ -607,6 +648,43 @@ TEST_P(RecalledOn, AFullStoreLosesPages) {
   for (const uint32_t recalled : session->state().recalled) {
     EXPECT_LE(recalled, most);
     EXPECT_GT(recalled, most / 2);
+  }
+}
+
+// Each entry is held, or in the store and not in the pool, or gone. What came back is held, and only that.
+TEST_P(RecalledOn, TellsWhatIsHeldWhatIsInTheStoreAndWhatIsGone) {
+  struct {
+    uint64_t store;
+    uint32_t recall;
+    bool loses;
+  } const cases[] = {{4 << 20, 64, false}, {4 << 20, kRecallAll, false}, {24 << 10, 64, true}, {0, 0, true}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.store);
+    SessionOptions o = with_store(c.recall);
+    o.recall_mem = c.store;
+    if (c.recall == kRecallAll || !c.store) o.recall_every = 0;
+    if (c.recall == kRecallAll && !on_cpu()) continue;
+    const auto session = open(seeded_model().model, o);
+    read(*session, seeded_tokens(400));
+    generate(*session, 9);  // some of what came back leaves again
+    const uint64_t read = must(session->positions_read());
+    std::vector<float> held(read), stored(read, 9.0f);
+    must(session->kept_by_position(held.data(), nullptr));
+    session->stored_by_position(stored);
+    uint64_t gone = 0;
+    double in_store = 0;
+    for (uint64_t i = 0; i < read; ++i) {
+      EXPECT_LE(held[i] + stored[i], 1.0f + 0x1p-20f) << i;
+      gone += held[i] + stored[i] < 0.999f;
+      in_store += static_cast<double>(stored[i]);
+    }
+    EXPECT_EQ(gone > 0, c.loses);
+    EXPECT_EQ(in_store > 0, c.store != 0);
+    const auto& recalled = session->state().recalled;
+    const uint64_t entries = session->store() ? session->store()->entries() : 0;
+    EXPECT_NEAR(in_store * static_cast<double>(recalled.size()),
+                static_cast<double>(entries - std::accumulate(recalled.begin(), recalled.end(), uint64_t{0})),
+                1e-2);  // a rounding of 2^-24 for each of 400 positions of each head
   }
 }
 

@@ -159,6 +159,10 @@ final class Runner {
         int[] kept = session.kept(step.integer("layer"), step.integer("kv_head"));
         return step.flag("only_count") ? Map.of("count", (long) kept.length) : Map.of("positions", list(kept));
       }
+      case "stored_by_position": {
+        float[] stored = session.storedByPosition();
+        return Map.of("count", (long) stored.length, "entries", Math.round(sum(stored) * info.layers * info.kvHeads));
+      }
       case "kept_by_position": {
         float[] kept = session.keptByPosition();
         double entries = sum(kept) * info.layers * info.kvHeads;

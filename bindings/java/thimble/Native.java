@@ -61,6 +61,7 @@ final class Native {
   static native int[] kept(long session, int layer, int kvHead);
   static native float[] keptByPosition(long session);
   static native float[] attendedByPosition(long session);
+  static native float[] storedByPosition(long session);
   static native void setSampler(long session, Sampler sampler);
   static native void setBias(long session, int[] tokens, float[] biases);
   static native void setGrammar(long session, long grammar);

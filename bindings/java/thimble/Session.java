@@ -122,6 +122,11 @@ public final class Session extends Handle {
     return call(Native::attendedByPosition);
   }
 
+  /** For each position: the share of heads that have it in the store of evicted entries and not in the pool. */
+  public float[] storedByPosition() {
+    return call(Native::storedByPosition);
+  }
+
   public void setSampler(Sampler sampler) {
     Objects.requireNonNull(sampler);
     run(session -> Native.setSampler(session, sampler));

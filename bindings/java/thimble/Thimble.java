@@ -5,7 +5,7 @@ import java.nio.file.Path;
 
 /** The constants of thimble.h without their prefix, and the functions that need no model. */
 public final class Thimble {
-  public static final int ABI = 13;
+  public static final int ABI = 14;
 
   public static final int TOKENIZE_ADD_BOS = 1;
   public static final int TOKENIZE_PARSE_SPECIAL = 2;

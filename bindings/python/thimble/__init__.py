@@ -638,6 +638,12 @@ class Session(_Handle):
             _c.call(name, pointer, kept, attention if attended else None, count.value, byref(count))
         return list(kept), list(attention)
 
+    def stored_by_position(self) -> List[float]:
+        """For each position: the share of heads that have it in the store of evicted entries and not in the pool."""
+        with self._turn:
+            buffer, _ = _c.two_calls("thimble_session_stored_by_position", lambda n: (c_float * n)(), (self._pointer(),))
+        return list(buffer)
+
     def set_sampler(self, sampler: Sampler) -> None:
         options = _c.initialised(_c.thimble_sampler_options)
         for field in dataclasses.fields(sampler):

@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 13  # THIMBLE_ABI that this file was written for; a library with a larger number works too
+ABI = 14  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -153,6 +153,7 @@ FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("thimble_session_reset", _status, [_handle, _error]),
     ("thimble_session_interrupt", None, [_handle]),
     ("thimble_session_kept", _status, [_handle, c_uint32, c_uint32, _ids, c_uint64, _count, _error]),
+    ("thimble_session_stored_by_position", _status, [_handle, POINTER(c_float), c_uint64, _count, _error]),
     ("thimble_session_kept_by_position", _status, [_handle, POINTER(c_float), POINTER(c_float), c_uint64, _count, _error]),
     ("thimble_sampler_options_init", None, [POINTER(thimble_sampler_options), c_uint32]),
     ("thimble_session_set_sampler", _status, [_handle, POINTER(thimble_sampler_options), _error]),

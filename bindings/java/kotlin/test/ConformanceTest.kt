@@ -135,6 +135,9 @@ private class KotlinRunner(private val root: File, private val file: File) {
         "kept" -> session.kept(step.int("layer"), step.int("kv_head")).let { kept ->
             if (step.flag("only_count")) said("count" to kept.size) else said("positions" to kept)
         }
+        "stored_by_position" -> session.storedByPosition().let { stored ->
+            said("count" to stored.size, "entries" to (stored.sumByDouble { it.toDouble() } * shape.layers * shape.kvHeads).roundToLong())
+        }
         "kept_by_position" -> session.keptByPosition().let { kept ->
             said("count" to kept.size, "entries" to (kept.sumByDouble { it.toDouble() } * shape.layers * shape.kvHeads).roundToLong(),
                 "attention_in_thousandths" to (session.attendedByPosition().sumByDouble { it.toDouble() } * 1000).roundToLong())

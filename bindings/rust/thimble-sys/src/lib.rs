@@ -121,7 +121,7 @@ structs! {
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 13;
+    THIMBLE_ABI: u32 = 14;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
@@ -248,6 +248,9 @@ functions! {
     fn thimble_session_kept(
         session: *mut thimble_session, layer: u32, kv_head: u32, positions: *mut i32, capacity: u64, count: *mut u64,
         error: *mut thimble_error,
+    ) -> thimble_status;
+    fn thimble_session_stored_by_position(
+        session: *mut thimble_session, stored: *mut f32, capacity: u64, count: *mut u64, error: *mut thimble_error,
     ) -> thimble_status;
     fn thimble_session_kept_by_position(
         session: *mut thimble_session, kept: *mut f32, attended: *mut f32, capacity: u64, count: *mut u64,

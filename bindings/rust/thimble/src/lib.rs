@@ -562,6 +562,14 @@ impl Session {
         })
     }
 
+    /// For each position: the share of heads that have it in the store of evicted entries and not in the pool.
+    pub fn stored_by_position(&mut self) -> Result<Vec<f32>> {
+        let session = self.0.pointer;
+        two_calls(0.0, |stored, capacity, count, error| unsafe {
+            sys::thimble_session_stored_by_position(session, stored, capacity, count, error)
+        })
+    }
+
     pub fn set_sampler(&mut self, sampler: &Sampler) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_set_sampler(s, &sampler.raw, error) })
     }

@@ -173,6 +173,12 @@ impl Runner {
                 }
                 Ok(object([("positions", wholes(&kept))]))
             }
+            "stored_by_position" => {
+                let stored = session.stored_by_position()?;
+                let info = self.info.as_ref().expect("it was asked for");
+                let entries = sum(&stored) * f64::from(info.layers) * f64::from(info.kv_heads);
+                Ok(object([("count", whole(stored.len())), ("entries", whole(entries.round() as i64))]))
+            }
             "kept_by_position" => {
                 let (kept, attended) = (session.kept_by_position()?, session.attended_by_position()?);
                 let info = self.info.as_ref().expect("it was asked for");
