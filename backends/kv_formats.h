@@ -7,7 +7,7 @@
 namespace thimble {
 
 inline constexpr DType kKvFormats[] = {
-    DType::kF16,
+    DType::kF16, DType::kQ8_0, DType::kQ4_0,
 #ifdef THIMBLE_TEST_FORMATS
     DType::kBF16,  // shows that ops depend on a format only through its functions
 #endif
@@ -19,5 +19,7 @@ inline uint32_t kv_format_number(DType type) {
   return kNoKvFormat;
 }
 inline bool has_kv_format(DType type) { return kv_format_number(type) != kNoKvFormat; }
+// Whether rows consist of blocks (BlockRows in backends/cpu/isa/kv_formats.h).
+inline bool has_kv_blocks(DType type) { return dtype_info(type).block > 1; }
 
 }  // namespace thimble

@@ -66,6 +66,15 @@ void for_run_windows(const Limits& limits, const View& all, uint64_t entry_bytes
     record(RunWindow{static_cast<uint32_t>(first), each});
 }
 
+// The same for a layer's keys and values, of which an operand shows equally many entries.
+template <typename Record>
+void for_run_windows(const Limits& limits, const KvArray& k, const KvArray& v, uint32_t head_dim,
+                     const Record& record) {
+  const uint64_t of_k = kv_bytes(k.type, head_dim), of_v = kv_bytes(v.type, head_dim);
+  const bool wide_values = v && of_v > of_k;
+  for_run_windows(limits, wide_values ? v.values : k.values, wide_values ? of_v : of_k, record);
+}
+
 // Entries that a head of the layer has on average: what its work is shared among workgroups for.
 inline uint32_t mean_entries(const KvArray& k, uint32_t head_dim, uint32_t kv_heads) {
   return static_cast<uint32_t>(ceil_div(k.values.bytes / kv_bytes(k.type, head_dim), kv_heads));

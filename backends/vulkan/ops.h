@@ -14,6 +14,11 @@ namespace thimble::vulkan {
 THIMBLE_OPS(THIMBLE_DECLARE_OP)
 #undef THIMBLE_DECLARE_OP
 
+// Whether keys or values have blocks, so that a variant of the shader is needed; v may be absent.
+inline bool has_kv_blocks(const KvArray& k, const KvArray& v) {
+  return has_kv_blocks(k.type) || (v && has_kv_blocks(v.type));
+}
+
 // Ops that are recorded together.
 
 // One, or several that stand side by side. `prepared`: null, or the norm that makes their x and is made here

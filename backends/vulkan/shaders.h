@@ -44,30 +44,41 @@ namespace thimble::vulkan {
   X(SsmPrepare, "mixers/ssm_prepare", "") \
   X(SsmChunks, "mixers/ssm_chunks", "") \
   X(KvAppend, "kv/kv_append", "") \
+  X(KvAppendBlocks, "kv/kv_append_blocks", "BLOCKS") \
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \
   X(CisStore, "kv/cis_store", "") \
   X(GivenScore, "kv/given_score", "") \
   X(PageBounds, "kv/page_bounds", "") \
+  X(PageBoundsBlocks, "kv/page_bounds", "BLOCKS") \
   X(KeyDiff, "kv/key_diff", "") \
+  X(KeyDiffBlocks, "kv/key_diff", "BLOCKS") \
   X(ScoreMix, "kv/score_mix", "") \
   X(QuerySum, "select/query_score", "") \
   X(QueryScore, "select/query_score", "SCORES") \
   X(QueryRowSum, "select/query_score_row", "") \
   X(QueryRowScore, "select/query_score_row", "SCORES") \
+  X(QuerySumBlocks, "select/query_score", "BLOCKS") \
+  X(QueryScoreBlocks, "select/query_score", "SCORES BLOCKS") \
+  X(QueryRowSumBlocks, "select/query_score_row", "BLOCKS") \
+  X(QueryRowScoreBlocks, "select/query_score_row", "SCORES BLOCKS") \
   X(QueryMerge, "select/query_merge", "") \
   X(QueryMean, "select/query_mean", "") \
   X(ScatterAdd, "select/scatter_add", "") \
   X(KvView, "kv/kv_view", "") \
+  X(KvViewBlocks, "kv/kv_view", "BLOCKS") \
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \
   X(AttendPool, "attention/attend_pool", "") \
   X(AttendPoolSinks, "attention/attend_pool", "SINKS") \
+  X(AttendPoolBlocks, "attention/attend_pool", "BLOCKS") \
+  X(AttendPoolSinksBlocks, "attention/attend_pool", "SINKS BLOCKS") \
   X(KvCompact, "kv/kv_compact", "") \
   X(KvMerge, "kv/kv_merge", "") \
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \
   X(TokenScore, "select/token_score", "") \
+  X(TokenScoreBlocks, "select/token_score", "BLOCKS") \
   XC(TokenScoreCooperative, "select/token_score_cooperative", "") \
   X(PageScore, "select/token_score", "PAGES") \
   X(Vote, "select/vote", "") \
@@ -83,6 +94,8 @@ namespace thimble::vulkan {
   X(LabelGather, "select/label_gather", "") \
   X(LabelSums, "select/label_sums", "") \
   X(LabelEntries, "select/label_entries", "") \
+  X(LabelSumsBlocks, "select/label_sums", "BLOCKS") \
+  X(LabelEntriesBlocks, "select/label_entries", "BLOCKS") \
   X(ArgMax, "dense/arg_max", "") \
   X(LogProb, "dense/log_prob", "") \
   X(Copy, "dense/copy", "")

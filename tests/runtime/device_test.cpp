@@ -157,7 +157,7 @@ void expect_same_answer(Watched& cpu, Watched& other, uint32_t tokens, Session* 
     got = accept(*other.session, token);
     if (in_f16) exact = accept(*in_f16, token);
   }
-  EXPECT_GT(compared, tokens / 2) << "too few tokens were certain enough to compare";
+  EXPECT_GT(compared, tokens / (in_f16 ? 4 : 2)) << "too few tokens were certain enough to compare";
 }
 
 constexpr uint32_t kRead = 4 << 10;  // tokens
@@ -271,11 +271,13 @@ TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
 }
 
 TEST_P(OnDevice, StoresBlocksAsTheCpuDoes) {
-  for (const auto& [keys, values] :
-       {std::pair(KvFormat::kQ8_0, KvFormat::kQ8_0), std::pair(KvFormat::kQ8_0, KvFormat::kQ4_0),
-        std::pair(KvFormat::kQ4_0, KvFormat::kQ4_0)}) {
+  std::vector<std::pair<KvFormat, KvFormat>> pairs = {{KvFormat::kQ8_0, KvFormat::kQ4_0}};
+  if (!software_) {
+    pairs.push_back({KvFormat::kQ8_0, KvFormat::kQ8_0});
+    pairs.push_back({KvFormat::kQ4_0, KvFormat::kQ4_0});
+  }
+  for (const auto& [keys, values] : pairs) {
     SessionOptions dense{.pool = most() + 1024, .chunk = chunk(), .key_format = keys, .value_format = values};
-    if (!make_plan(*demo().model, *device(), dense).ok()) continue;  // the device lacks the formats
     SCOPED_TRACE(::testing::Message()
                  << static_cast<uint32_t>(keys) << ", " << static_cast<uint32_t>(values));
     run(dense, most());
@@ -286,6 +288,45 @@ TEST_P(OnDevice, StoresBlocksAsTheCpuDoes) {
     dense.local = 100;
     run(dense, most());
   }
+}
+
+// 96 channels are three blocks, whose scales end in half a word.
+TEST_P(OnDevice, GoesOnWithBlocksAfterSavingCloningAndRewinding) {
+  const SeededModel m = seeded_model({.d_model = 256, .head_dim = 96, .d_ff = 256});
+  SessionOptions options{.retention = Retention::kWindow,
+                         .pool = 64,
+                         .chunk = 32,
+                         .stabilizers = 0,
+                         .local = 16,
+                         .max_new = 64,
+                         .key_format = KvFormat::kQ8_0,
+                         .value_format = KvFormat::kQ4_0};
+  const auto saved = open_session(m.model, options, device()),
+             restored = open_session(m.model, options, device());
+  read(*saved, seeded_tokens(90));
+  must(saved->step());
+  const SessionBytes bytes = save(*saved);
+  const auto clone = must(saved->clone());
+  read(*restored, seeded_tokens(40, 64, 14));  // restoring discards this
+  restore(*restored, bytes);
+  const Outcome expected = go_on(*saved);
+  EXPECT_EQ(go_on(*restored), expected);
+  EXPECT_EQ(go_on(*clone), expected);
+
+  const auto here = open_session(m.model, options);
+  restore(*here, bytes);
+  restore(*restored, bytes);
+  const std::vector<float> on_cpu = accept(*here, 5), on_device = accept(*restored, 5);
+  for (size_t i = 0; i < on_cpu.size(); ++i) ASSERT_NEAR(on_device[i], on_cpu[i], kLogitTolerance) << i;
+
+  options.retention = Retention::kNone;
+  options.pool = 128;
+  const auto rewound = open_session(m.model, options, device());
+  read(*rewound, seeded_tokens(50));
+  const std::vector<float> before = accept(*rewound, 5);
+  for (const int32_t t : seeded_tokens(4, 64, 3)) accept(*rewound, t);
+  must(rewound->rewind(50));
+  EXPECT_EQ(accept(*rewound, 5), before);
 }
 
 // All evicted entries come back, so that tokens of the answer see the whole text.

@@ -15,9 +15,13 @@
 namespace thimble::test {
 namespace {
 
-constexpr uint32_t kHeadDim = 16, kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300,
-                   kSums = 5;
-constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kHeadDim};
+constexpr uint32_t kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300, kSums = 5;
+
+// How a layer stores its keys and values.
+struct Rows {
+  uint32_t head_dim;
+  DType k = DType::kF16, v = DType::kF16;
+};
 
 std::vector<HeadState> unequal_runs() {
   std::vector<HeadState> heads;
@@ -30,7 +34,9 @@ std::vector<HeadState> unequal_runs() {
 }
 
 // The results of one step with every op that reads or writes runs, array by array.
-std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
+std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows& stored) {
+  const uint32_t head_dim = stored.head_dim;
+  const RopeParams rope_params{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = head_dim};
   const std::vector<HeadState> heads = unequal_runs();
   const uint32_t entries = heads.back().first + heads.back().capacity;
   Random random;
@@ -43,21 +49,23 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
     return view;
   };
   const auto floats = [&](size_t n) { return place(random.floats(n)); };
-  const auto halves = [&](uint64_t rows) {
-    std::vector<uint16_t> values(rows * kHeadDim);
+  // Rows of f16, or of any codes and scales that are as small as f16's numbers or smaller.
+  const auto rows = [&](DType type, uint64_t n) {
+    std::vector<uint16_t> values(n * kv_bytes(type, head_dim) / sizeof(uint16_t));
+    const uint32_t least = type == DType::kF16 ? 0x3000 : 0x1000;
     for (uint16_t& v : values)
-      v = static_cast<uint16_t>(0x3000 + random.below(0x0c00) + random.below(2) * 0x8000);
-    return place(values);
+      v = static_cast<uint16_t>(least + random.below(0x0c00) + random.below(2) * 0x8000);
+    return KvArray{place(values), type};
   };
   const auto zeros = [&](size_t n) { return place(std::vector<uint32_t>(n)); };
-  const KvArray k{halves(entries)}, v{halves(entries)}, chunk_k{halves(kHeads * kChunk)},
-      chunk_v{halves(kHeads * kChunk)};
-  const View pos = zeros(entries), qkv = floats(3 * kHeads * kHeadDim), rope = floats((64 + 21) * kHeadDim),
-             y = zeros(kHeads * kHeadDim), saturated = zeros(1), scores = zeros(kHeads * kList),
-             lse = zeros(kHeads), bounds = zeros((entries / kPage + kHeads) * kHeadDim),
-             view_k = zeros(kHeads * kViewCapacity * kHeadDim),
-             view_v = zeros(kHeads * kViewCapacity * kHeadDim), chunk_pos = zeros(kHeads * kChunk),
-             sums = zeros(kHeads * kSums * kHeadDim), cis = zeros(entries),
+  const KvArray k = rows(stored.k, entries), v = rows(stored.v, entries),
+                chunk_k = rows(stored.k, kHeads * kChunk), chunk_v = rows(stored.v, kHeads * kChunk);
+  const View pos = zeros(entries), qkv = floats(3 * kHeads * head_dim), rope = floats((64 + 21) * head_dim),
+             y = zeros(kHeads * head_dim), saturated = zeros(1), scores = zeros(kHeads * kList),
+             lse = zeros(kHeads), bounds = zeros((entries / kPage + kHeads) * head_dim),
+             view_k = zeros(kHeads * kViewCapacity * head_dim),
+             view_v = zeros(kHeads * kViewCapacity * head_dim), chunk_pos = zeros(kHeads * kChunk),
+             sums = zeros(kHeads * kSums * head_dim), cis = zeros(entries),
              chunk_cis = zeros(kHeads * kChunk), query_sums = zeros(kHeads * kQueryScoreSums),
              query_cis = zeros(entries), query_chunk_cis = zeros(kHeads * kChunk);
   std::vector<uint32_t> lists(kHeads * kList);  // every third entry, and the chunk's row
@@ -69,7 +77,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
   const View list = place(lists);
 
   const Needs needs = must(device.needs(
-      {.layers = 1, .d_model = 128, .heads = kHeads, .kv_heads = kHeads, .head_dim = kHeadDim, .d_ff = 64},
+      {.layers = 1, .d_model = 128, .heads = kHeads, .kv_heads = kHeads, .head_dim = head_dim, .d_ff = 64},
       {.chunk = kChunk,
        .run_capacity = 1208,
        .layer_entries = entries,
@@ -87,12 +95,12 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                             pos,
                             saturated,
                             {.heads = kHeads,
-                             .head_dim = kHeadDim,
-                             .row_stride = 3 * kHeads * kHeadDim,
-                             .k_column = kHeads * kHeadDim,
-                             .v_column = 2 * kHeads * kHeadDim,
+                             .head_dim = head_dim,
+                             .row_stride = 3 * kHeads * head_dim,
+                             .k_column = kHeads * head_dim,
+                             .v_column = 2 * kHeads * head_dim,
                              .into = kIntoPool,
-                             .rope = kRope}});
+                             .rope = rope_params}});
   recorder->record(Attention{qkv,
                              k,
                              v,
@@ -103,12 +111,12 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                              {},
                              {.heads = kHeads,
                               .group = 1,
-                              .head_dim = kHeadDim,
-                              .row_stride = 3 * kHeads * kHeadDim,
-                              .y_stride = kHeads * kHeadDim,
+                              .head_dim = head_dim,
+                              .row_stride = 3 * kHeads * head_dim,
+                              .y_stride = kHeads * head_dim,
                               .source = kFromPool,
                               .scale = 0.25f,
-                              .rope = kRope}});
+                              .rope = rope_params}});
   recorder->record(TokenScore{qkv,
                               k,
                               rope,
@@ -117,11 +125,11 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                               lse,
                               {.heads = kHeads,
                                .group = 1,
-                               .head_dim = kHeadDim,
-                               .row_stride = 3 * kHeads * kHeadDim,
+                               .head_dim = head_dim,
+                               .row_stride = 3 * kHeads * head_dim,
                                .score_capacity = kList,
                                .scale = 1,
-                               .rope = kRope}});
+                               .rope = rope_params}});
   recorder->record(KvView{k,
                           v,
                           chunk_k,
@@ -131,11 +139,11 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                           view_k,
                           view_v,
                           {.heads = kHeads,
-                           .head_dim = kHeadDim,
+                           .head_dim = head_dim,
                            .chunk_capacity = kChunk,
                            .view_capacity = kViewCapacity,
                            .list_capacity = kList,
-                           .rope = kRope}});
+                           .rope = rope_params}});
   recorder->record(
       KvCompact{list,
                 chunk_k,
@@ -146,16 +154,16 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                 v,
                 pos,
                 {},
-                {.heads = kHeads, .head_dim = kHeadDim, .chunk_capacity = kChunk, .list_capacity = kList}});
+                {.heads = kHeads, .head_dim = head_dim, .chunk_capacity = kChunk, .list_capacity = kList}});
   auto of_pages = stream->record(1);  // the step above selects entries
-  of_pages->record(PageBounds{k, bounds, {.heads = kHeads, .head_dim = kHeadDim, .page = kPage}});
+  of_pages->record(PageBounds{k, bounds, {.heads = kHeads, .head_dim = head_dim, .page = kPage}});
   of_pages->record(
       KeyDiff{k,
               chunk_k,
               sums,
               cis,
               chunk_cis,
-              {.heads = kHeads, .head_dim = kHeadDim, .chunk_capacity = kChunk, .blocks = kSums}});
+              {.heads = kHeads, .head_dim = head_dim, .chunk_capacity = kChunk, .blocks = kSums}});
   for (std::unique_ptr<Recorder>* r : {&of_pages, &recorder}) {
     const auto program = must(stream->finish(std::move(*r)));
     must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
@@ -163,7 +171,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
   }
   // The step's row after the compaction; it moves to the front, because its position is 0.
   auto of_merge = stream->record(1);
-  of_merge->record(KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = kHeadDim}});
+  of_merge->record(KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = head_dim}});
   std::vector<HeadState> compacted = heads;
   for (HeadState& head : compacted) head.keep = head.n_entries;
   const auto merging = must(stream->finish(std::move(of_merge)));
@@ -186,13 +194,13 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                               query_chunk_cis,
                               {.heads = kHeads,
                                .group = 1,
-                               .head_dim = kHeadDim,
-                               .row_stride = 3 * kHeads * kHeadDim,
+                               .head_dim = head_dim,
+                               .row_stride = 3 * kHeads * head_dim,
                                .chunk_capacity = kChunk,
                                .kind = kQueryLast,
                                .rows = 1,
                                .scale = 0.25f,
-                               .rope = kRope}});
+                               .rope = rope_params}});
   std::vector<HeadState> equal = heads;
   for (HeadState& head : equal) head.n_entries = 7;
   const auto mean = must(stream->finish(std::move(of_heads)));
@@ -210,16 +218,22 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
 TEST(VulkanRunWindows, ChangeNoBit) {
   const auto instance = vulkan::Instance::get();
   if (!instance.ok() || vulkan::find_gpus(**instance).empty()) GTEST_SKIP() << "there is no Vulkan device";
-  vulkan::Gpu gpu = vulkan::find_gpus(**instance).front();
-  std::vector<std::vector<std::byte>> results[2];
-  for (const bool narrow : {false, true}) {
-    // 80 KiB for a layer of 137: windows of 40 KiB, while the longest run has 38.
-    if (narrow) gpu.limits.max_range = (80 << 10) + gpu.limits.offset_alignment;
-    const auto context = must(vulkan::Context::open(**instance, gpu, strictly().messages));
-    const auto device = must(vulkan::make_device(context));
-    results[narrow] = results_of_a_step(*device);
+  // With q4_0 and f16, values are wider than keys, and decide how many entries a window has.
+  for (const Rows& stored : {Rows{16}, Rows{32, DType::kQ4_0, DType::kF16}}) {
+    SCOPED_TRACE(stored.head_dim);
+    vulkan::Gpu gpu = vulkan::find_gpus(**instance).front();
+    std::vector<std::vector<std::byte>> results[2];
+    for (const bool narrow : {false, true}) {
+      // For rows of 32 bytes, 80 KiB for a layer of 137: windows of 40 KiB, while the longest run has 38.
+      const uint64_t bytes = 80 * 32 * kv_bytes(stored.v, stored.head_dim);
+      if (narrow) gpu.limits.max_range = bytes + gpu.limits.offset_alignment;
+      const auto context = must(vulkan::Context::open(**instance, gpu, strictly().messages));
+      const auto device = must(vulkan::make_device(context));
+      results[narrow] = results_of_a_step(*device, stored);
+    }
+    for (size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_TRUE(results[0][i] == results[1][i]) << "array " << i;
   }
-  for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i] == results[1][i]) << "array " << i;
 }
 
 }  // namespace

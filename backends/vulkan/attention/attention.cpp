@@ -159,25 +159,31 @@ void attend_pool(Recording& r, const Attention& op) {
   if (op.list) entries = std::min(entries, p.list_capacity - 1);
   if (p.window) entries = std::min(entries, p.window);
   const PoolWork work = pool_work(limits, p, entries);
-  const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && k.offset % 8 == 0 &&
-                       v.offset % 8 == 0 && op.rope.offset % 16 == 0;  // first_value is 0 or n_rot
+  const bool blocks = has_kv_blocks(op.k, op.v);
+  // first_value is 0 or n_rot. Blocks are read word by word, and eight pairs at a time.
+  const bool aligned_rows =
+      blocks ? p.rope.n_rot % 16 == 0
+             : p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && k.offset % 8 == 0 && v.offset % 8 == 0;
+  const bool aligned = aligned_rows && op.rope.offset % 16 == 0;
   const PartResults bytes(uint64_t(work.parts) * p.heads * p.group, p.head_dim);
   const View outs = r.scratch().slice(0, bytes.outs), stats = r.scratch().slice(outs.bytes, bytes.stats),
              counters = r.counters().slice(0, uint64_t(work.passes.count) * p.heads * sizeof(uint32_t));
-  const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
-  for_run_windows(limits, k, entry_bytes, [&](const RunWindow& window) {
+  const uint64_t k_bytes = kv_bytes(op.k.type, p.head_dim),
+                 v_bytes = op.v ? kv_bytes(op.v.type, p.head_dim) : k_bytes;
+  const Shader shader = op.sinks ? (blocks ? Shader::kAttendPoolSinksBlocks : Shader::kAttendPoolSinks)
+                                 : (blocks ? Shader::kAttendPoolBlocks : Shader::kAttendPool);
+  for_run_windows(limits, op.k, op.v, p.head_dim, [&](const RunWindow& window) {
     const struct {
       AttentionParams p;
       RunWindow window;
     } push{p, window};
-    r.dispatch(
-        op.sinks ? Shader::kAttendPoolSinks : Shader::kAttendPool,
-        {p.head_dim, work.passes.heads, p.rope.mode, p.rope.pairing, p.rope.n_rot, aligned ? 1u : 0u,
-         work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0,
-         kv_format_number(op.k.type), first_value},
-        {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
-         reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
-        push, work.parts, p.heads, work.passes.count);
+    r.dispatch(shader,
+               {p.head_dim, work.passes.heads, p.rope.mode, p.rope.pairing, p.rope.n_rot, aligned ? 1u : 0u,
+                work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0,
+                kv_format_number(op.k.type), first_value, kv_format_number(op.v.type)},
+               {reads(op.q), reads(window.of(k, k_bytes)), reads(window.of(v, v_bytes)), reads(op.list),
+                reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
+               push, work.parts, p.heads, work.passes.count);
   });
 }
 

@@ -7,6 +7,7 @@
 namespace thimble::vulkan {
 
 void key_diff(Recording& r, const KeyDiff& op) {
+  const Shader shader = has_kv_blocks(op.k.type) ? Shader::kKeyDiffBlocks : Shader::kKeyDiff;
   const uint32_t lanes = r.limits().subgroup_size, threads = std::max(128u, lanes),
                  format = kv_format_number(op.k.type);
   const View &k = op.k.values, &chunk_k = op.chunk_k.values;
@@ -21,9 +22,9 @@ void key_diff(Recording& r, const KeyDiff& op) {
       push.p.first_head = first;
       push.p.heads = heads;
       const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads);
-      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 0, format},
+      r.dispatch(shader, {threads, lanes, op.p.head_dim, 0, format},
                  {reads(run), reads(rows), writes(op.sums), writes({}), writes({})}, push, groups, heads);
-      r.dispatch(Shader::kKeyDiff, {threads, lanes, op.p.head_dim, 1, format},
+      r.dispatch(shader, {threads, lanes, op.p.head_dim, 1, format},
                  {reads(run), reads(rows), reads(op.sums), writes(op.cis), writes(op.chunk_cis)}, push,
                  groups, heads);
     });

@@ -28,9 +28,11 @@ void kv_compact(Recording& r, const KvCompact& op) {
       });
     });
   };
-  const uint32_t row_words = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim) / sizeof(uint32_t));
-  compact(op.k.values, op.chunk_k.values, row_words);
-  compact(op.v.values, op.chunk_v.values, row_words);
+  const auto row_words = [&](const KvArray& a) {
+    return static_cast<uint32_t>(kv_bytes(a.type, op.p.head_dim) / sizeof(uint32_t));
+  };
+  compact(op.k.values, op.chunk_k.values, row_words(op.k));
+  compact(op.v.values, op.chunk_v.values, row_words(op.v));
   compact(op.pos, op.chunk_pos, 1);
   compact(op.cis, op.chunk_cis, 1);
 }

@@ -23,9 +23,11 @@ void kv_merge(Recording& r, const KvMerge& op) {
                  static_cast<uint32_t>(ceil_div(words, width)), op.p.heads);
     });
   };
-  const uint32_t row_words = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim) / sizeof(uint32_t));
-  merge(op.k.values, op.pos, row_words);
-  merge(op.v.values, op.pos, row_words);
+  const auto row_words = [&](const KvArray& a) {
+    return static_cast<uint32_t>(kv_bytes(a.type, op.p.head_dim) / sizeof(uint32_t));
+  };
+  merge(op.k.values, op.pos, row_words(op.k));
+  merge(op.v.values, op.pos, row_words(op.v));
   merge(op.cis, op.pos, 1);
   merge(op.pos, {}, 1);  // last, because the other dispatches read them
 }

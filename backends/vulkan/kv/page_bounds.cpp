@@ -20,8 +20,9 @@ void page_bounds(Recording& r, const PageBounds& op) {
       PageBoundsParams p;
       RunWindow window;
     } push{p, window};
-    r.dispatch(Shader::kPageBounds, {kv_format_number(op.k.type)},
-               {reads(window.of(k, entry_bytes)), writes(op.bounds)}, push, groups, p.heads);
+    r.dispatch(has_kv_blocks(op.k.type) ? Shader::kPageBoundsBlocks : Shader::kPageBounds,
+               {kv_format_number(op.k.type)}, {reads(window.of(k, entry_bytes)), writes(op.bounds)}, push,
+               groups, p.heads);
   });
 }
 

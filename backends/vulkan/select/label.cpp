@@ -53,6 +53,7 @@ void label(Recording& r, const Label& op) {
              gather, rows);
 
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim), vectors = uint64_t(rows) * p.group;
+  const bool blocks = has_kv_blocks(op.k.type);
   const double keys = static_cast<double>(p.label_capacity) + rows,
                product = 2.0 * p.heads * p.head_dim;  // of a vector and a key, for all heads
   for_run_windows(r.limits(), op.k.values, entry_bytes, [&](const RunWindow& window) {
@@ -64,7 +65,8 @@ void label(Recording& r, const Label& op) {
     const View k = window.of(op.k.values, entry_bytes);
     for_tiles(r, ceil_div(vectors, kVectors), product * kVectors * keys, [&](uint32_t first, uint32_t tiles) {
       push.first_tile = first;
-      r.dispatch(Shader::kLabelSums, {p.head_dim, op.sinks ? 1u : 0u, kv_format_number(op.k.type)},
+      r.dispatch(blocks ? Shader::kLabelSumsBlocks : Shader::kLabelSums,
+                 {p.head_dim, op.sinks ? 1u : 0u, kv_format_number(op.k.type)},
                  {reads(k), reads(op.chunk_k.values), reads(op.range), reads(queries), reads(found),
                   reads(op.sinks), writes(op.lse)},
                  push, tiles, p.heads);
@@ -72,7 +74,7 @@ void label(Recording& r, const Label& op) {
     for_tiles(r, ceil_div(p.label_capacity, kKeys), product * kKeys * static_cast<double>(vectors),
               [&](uint32_t first, uint32_t tiles) {
                 push.first_tile = first;
-                r.dispatch(Shader::kLabelEntries,
+                r.dispatch(blocks ? Shader::kLabelEntriesBlocks : Shader::kLabelEntries,
                            {p.head_dim, op.worth ? 1u : 0u, kv_format_number(op.k.type)},
                            {reads(k), reads(op.range), reads(queries), reads(found), reads(op.lse),
                             reads(op.worth), writes(op.max_logit), writes(op.log_prob)},

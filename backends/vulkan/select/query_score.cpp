@@ -27,6 +27,7 @@ void query_score(Recording& r, const QueryScore& op) {
   const View &k = op.k.values, &chunk_k = op.chunk_k.values;
   const uint64_t row = kv_bytes(op.k.type, p.head_dim), chunk = p.chunk_capacity * row;
   const uint32_t has_list = op.list ? 1 : 0, format = kv_format_number(op.k.type);
+  const bool blocks = has_kv_blocks(op.k.type);
   const uint64_t sum_bytes = uint64_t(p.rows) * p.group * kQueryScoreSums * sizeof(float);
   const uint32_t vectors = p.rows * p.group, entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
   const uint32_t tiles = std::min(units(entries + r.max_rows(), kQueryScoreTile), r.limits().max_groups);
@@ -43,11 +44,12 @@ void query_score(Recording& r, const QueryScore& op) {
                      sums = of_heads(op.sums, sum_bytes, first, heads);
           r.expect(operations(r, op));
           if (p.kind == kQueryRows)
-            r.dispatch(Shader::kQuerySum, {p.head_dim, format},
+            r.dispatch(blocks ? Shader::kQuerySumBlocks : Shader::kQuerySum, {p.head_dim, format},
                        {reads(op.q), reads(run), reads(rows), reads(op.rope), writes(sums)}, push,
                        kQueryScoreSums, heads);
           else
-            r.dispatch(Shader::kQueryRowSum, {p.head_dim, has_list, format},
+            r.dispatch(blocks ? Shader::kQueryRowSumBlocks : Shader::kQueryRowSum,
+                       {p.head_dim, has_list, format},
                        {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), writes(sums)},
                        push, kQueryScoreSums, heads);
           r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u, has_list},
@@ -55,12 +57,13 @@ void query_score(Recording& r, const QueryScore& op) {
                      std::min(units(vectors, threads / lanes), r.limits().max_groups), heads);
           r.expect(operations(r, op));
           if (p.kind == kQueryRows)
-            r.dispatch(Shader::kQueryScore, {p.head_dim, format},
+            r.dispatch(blocks ? Shader::kQueryScoreBlocks : Shader::kQueryScore, {p.head_dim, format},
                        {reads(op.q), reads(run), reads(rows), reads(op.rope), reads(sums), writes(op.cis),
                         writes(op.chunk_cis)},
                        push, tiles, heads);
           else
-            r.dispatch(Shader::kQueryRowScore, {p.head_dim, has_list, format},
+            r.dispatch(blocks ? Shader::kQueryRowScoreBlocks : Shader::kQueryRowScore,
+                       {p.head_dim, has_list, format},
                        {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), reads(sums),
                         writes(op.cis), writes(op.chunk_cis)},
                        push, tiles, heads);

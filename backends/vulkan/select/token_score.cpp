@@ -76,8 +76,10 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const Vi
 
   const View& k = op.k.values;
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
-  const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0;
-  const Shader shader = scores_by_matrices(r.limits(), passes.heads, p.head_dim, aligned)
+  const bool blocks = has_kv_blocks(op.k.type),
+             aligned = !blocks && p.head_dim % 8 == 0 && k.offset % 16 == 0;
+  const Shader shader = blocks ? Shader::kTokenScoreBlocks
+                        : scores_by_matrices(r.limits(), passes.heads, p.head_dim, aligned)
                             ? Shader::kTokenScoreCooperative
                             : Shader::kTokenScore;
   for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {

@@ -1,14 +1,21 @@
 // The formats of rows of keys and values. A format stores floats as a row and loads channels of a row as
-// floats. Every shader that reads or writes a row uses it through the functions kv_*(). A row consists of
-// whole words, KV_ROW_WORDS(head_dim) of them. The includer defines KV_FORMAT_ID: the specialisation constant
-// that chooses the format by its place in the list of backends/kv_formats.h.
+// floats. Every shader that reads or writes a row uses it through the functions and macros of this file. A row
+// consists of whole words, KV_ROW_WORDS(head_dim) of them. The includer defines KV_FORMAT_ID: the
+// specialisation constant that chooses the format by its place in the list of backends/kv_formats.h.
+//
+// A shader that is compiled with BLOCKS also has the formats of blocks. The others stay as short as they are
+// with f16 alone.
 #include "half.glsl"
 
+#ifdef BLOCKS
+#include "kv_blocks.glsl"
+#else
+
 #ifdef THIMBLE_TEST_FORMATS
-// 0 is f16, and 1 is bf16, which only tests use.
+// 0 is f16, and 3 is bf16, which only tests use.
 layout(constant_id = KV_FORMAT_ID) const uint kKvFormat = 0;
 #define IF_BRAIN_ROWS(statement) \
-  if (kKvFormat == 1) statement
+  if (kKvFormat == 3) statement
 vec2 brain_two(uint word) { return uintBitsToFloat(uvec2(word << 16, word & 0xffff0000)); }
 uint to_brain(float x) {  // to nearest, ties to even
   const uint bits = floatBitsToUint(x);
@@ -59,3 +66,5 @@ uvec4 kv_halves(uvec4 words) {
   IF_BRAIN_ROWS(return uvec4(kv_halves(words.x), kv_halves(words.y), kv_halves(words.z), kv_halves(words.w));)
   return words;
 }
+
+#endif

@@ -11,6 +11,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "../../pool_parts.h"
 #define KV_FORMAT_ID 11
+#define KV_VALUE_FORMAT_ID 13
 #include "../kv_format.glsl"
 #include "../soft_cap.glsl"
 #include "../step.glsl"
@@ -74,7 +75,16 @@ const bool kByList = kMode == kRopeList;
 // ... of keys place and place + kPlaces of a tile. A key rotates by its index in the tile, so a thread's
 // angles stay the same, and the query rotates by the remaining difference.
 const uint kWords = KV_ROW_WORDS(kHeadDim);  // per row
-const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
+const uint kUnits = (kHeadDim + 7) / 8, kSides = 8;
+#ifdef BLOCKS
+// Two units at a time, because blocks are decoded eight channels at a time
+const uint kUnitsEach = (kUnits + 2 * kSides - 1) / (2 * kSides) * 2, kValueWords = KV_WORDS(kValueFormat, kHeadDim);
+uint unit_of(uint side, uint u) { return (side + kSides * (u / 2)) * 2 + u % 2; }
+#else
+const uint kUnitsEach = (kUnits + kSides - 1) / kSides;
+#define kValueWords kWords
+#define unit_of(side, u) (side + kSides * (u))
+#endif
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
 // For the softmax, a subgroup handles whole heads: gl_SubgroupID, and further ones in steps of kSubgroups.
 // Its lanes share the tile.
@@ -115,10 +125,15 @@ const uint kMostShare = kMostParts;
 // Entry i of the list. Its length may still be unknown; beyond the end, the result is any entry.
 uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
 
+#ifndef BLOCKS
 uvec4 keys[kKeysEach * kUnitsEach];
+#endif
 uvec2 values[kSliceKeys];
 vec4 result[kHeads];
 
+#ifdef BLOCKS
+void fetch_keys(uint k_start, uint slot) {}  // keys are decoded when they are needed
+#else
 // Requests the keys and values of the tile whose entries begin at `slot`.
 void fetch_keys(uint k_start, uint slot) {
   const uint place = gl_LocalInvocationIndex / kSides, side = gl_LocalInvocationIndex % kSides;
@@ -128,13 +143,14 @@ void fetch_keys(uint k_start, uint slot) {
     if (unit < kUnits) keys[i] = load_unit(row, unit);
   }
 }
+#endif
 // A thread's first value.
 uint first_value() { return min(gl_LocalInvocationIndex / kQuads, kSlices - 1) * kSliceKeys; }
 void fetch_values(uint v_start, uint slot) {
   const uint quad = gl_LocalInvocationIndex % kQuads;
   [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
     const uint at = kEvenSlices ? first_value() + i : min(first_value() + i, kTile - 1);
-    values[i] = load_quad(v_start + entries[slot + at] * kWords, quad);
+    values[i] = load_quad(v_start + entries[slot + at] * kValueWords, quad);
   }
 }
 
@@ -174,7 +190,11 @@ void main() {
   // The slowest loads are requested first. Faster ones that are needed later do not occupy registers
   // meanwhile.
   const uint head_start = run_start(own, push.window) * kWords;
+#ifdef BLOCKS
+  const uint k_start = push.base[1] + head_start, v_start = push.base[2] + run_start(own, push.window) * kValueWords;
+#else
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start + kFirstValue / 2;
+#endif
   const uint place = thread / kSides, side = thread % kSides;
   fetch_keys(k_start, 0);
   // The first channel of the first query
@@ -183,7 +203,7 @@ void main() {
   rotate_queries(query_row, heads, count, first);
   vec4 cosines[kKeysEach * kUnitsEach], sines[kKeysEach * kUnitsEach];
   [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
-    const uint unit = side + kSides * (i % kUnitsEach);
+    const uint unit = unit_of(side, i % kUnitsEach);
     if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, cosines[i], sines[i]);
   }
   fetch_values(v_start, 0);
@@ -203,14 +223,23 @@ void main() {
 
     float dots[kKeysEach * kHeads];
     [[unroll]] for (uint i = 0; i < kKeysEach * kHeads; ++i) dots[i] = 0;
+#ifdef BLOCKS
+    vec4 x_pair[kKeysEach][2], y_pair[kKeysEach][2];
+#endif
     [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
-      const uint unit = side + kSides * u;
+      const uint unit = unit_of(side, u);
       if (unit >= kUnits) continue;
       vec4 x[kKeysEach], y[kKeysEach];
       [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
+#ifdef BLOCKS
+        if (u % 2 == 0) load_units(k_start + entries[slot + i * kPlaces + place] * kWords, unit, x_pair[i], y_pair[i]);
+        x[i] = x_pair[i][u % 2];
+        y[i] = y_pair[i][u % 2];
+#else
         kv_eight(keys[i * kUnitsEach + u], x[i], y[i]);
         sort_pairs(x[i], y[i], unit);
         if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * kWords, unit);
+#endif
         if (!kByList) continue;
         const vec4 c = cosines[i * kUnitsEach + u], s = sines[i * kUnitsEach + u], still_x = x[i];
         x[i] = still_x * c - y[i] * s;
@@ -263,8 +292,8 @@ void main() {
     [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
       const uint at = first_value() + i;
       if (!kEvenSlices && at >= kTile) continue;
-      const vec4 value = kv_four(values[i]);
-      if (more) values[i] = load_quad(v_start + entries[next_slot + at] * kWords, thread % kQuads);
+      const vec4 value = quad_of(values[i], thread % kQuads);
+      if (more) values[i] = load_quad(v_start + entries[next_slot + at] * kValueWords, thread % kQuads);
       [[unroll]] for (uint four = 0; four < kHeadQuads; ++four) {
         const vec4 of_heads = weights[at * kHeadQuads + four];
         [[unroll]] for (uint h = 0; h < 4; ++h)
@@ -302,6 +331,15 @@ void main() {
       if (h >= kHeadsAtOnce || from + h >= heads) continue;
       vec4 sum = room[at];
       for (uint slice = 1; slice < kSlices; ++slice) sum += room[at + slice * kQuads];
+#ifdef BLOCKS
+      room[at] = sum;
+    }
+    barrier();
+    [[unroll]] for (uint first_sum = 0; first_sum < kHeadsAtOnce * kQuads; first_sum += kThreads) {
+      const uint i = first_sum + thread, h = i / kQuads, at = h * kSlices * kQuads + i % kQuads;
+      if (h >= kHeadsAtOnce || from + h >= heads) continue;
+      const vec4 sum = kValueFormat == kHalfRows ? room[at] : transformed_back(at & ~7u, i % 8);
+#endif
       outs[own_outs + ((from + h) * parts + part) * kQuads + i % kQuads] = sum;
     }
   }

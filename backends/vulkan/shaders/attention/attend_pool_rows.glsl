@@ -16,6 +16,56 @@ void sort_pairs(inout vec4 x, inout vec4 y, uint unit) {
   y = vec4(low.yw, high.yw);
 }
 
+#ifdef BLOCKS
+
+KV_READER(key, k, kKvFormat)
+
+// Two units of a key, of which the first has an even number; `row` is the key's first word. Aligned, they are
+// the first and the second channels of eight pairs, or eight pairs of neighbours.
+void load_units(uint row, uint unit, out vec4 x[2], out vec4 y[2]) {
+  if (kAligned && adjacent(unit * 4)) {
+    [[unroll]] for (uint i = 0; i < 2; ++i) {
+      vec4 low, high;
+      key_eight(row, (unit + i) * 8, low, high);
+      x[i] = vec4(low.xz, high.xz);
+      y[i] = vec4(low.yw, high.yw);
+    }
+  } else if (kAligned) {
+    key_eight(row, unit * 4, x[0], x[1]);
+    key_eight(row, unit * 4 + rope_pairs(), y[0], y[1]);
+  } else {
+    [[dont_unroll]] for (uint i = 0; i < 8; ++i) {
+      const uvec2 c = channels_of(unit * 4 + i);
+      x[i / 4][i % 4] = key_channel(row, c.x);
+      y[i / 4][i % 4] = key_channel(row, c.y);
+    }
+  }
+}
+
+// A quad of channels of a value as it is stored: codes of 8 or 4 bits and a word that has their scale, or f16.
+uvec2 load_quad(uint row, uint quad) {
+  if (kValueFormat == kHalfRows) return uvec2(v[row + 2 * quad], v[row + 2 * quad + 1]);
+  const uint scales = v[row + KV_CODE_WORDS(kValueFormat, kHeadDim) + quad / 16];
+  if (kValueFormat == kByteRows) return uvec2(v[row + quad], scales);
+  return uvec2(v[row + quad / 2] >> quad % 2 * 16, scales);
+}
+// Its numbers; those of blocks are the transform of the channels, times 4.
+vec4 quad_of(uvec2 stored, uint quad) {
+  if (kValueFormat == kHalfRows) return vec4(unpackHalf2x16(stored.x), unpackHalf2x16(stored.y));
+  const float scale = half_in(stored.y, quad / 8);
+  if (kValueFormat == kByteRows) return vec4(ivec4(stored.x << 24, stored.x << 16, stored.x << 8, stored.x) >> 24) * scale;
+  return (vec4(stored.x & 15, stored.x >> 4 & 15, stored.x >> 8 & 15, stored.x >> 12 & 15) - 8) * scale;
+}
+// The channels of a quad of a block whose transformed quads, times 4, are room[first] and on.
+vec4 transformed_back(uint first, uint quad) {
+  vec4 sum = vec4(0);
+  [[unroll]] for (uint i = 0; i < 8; ++i) sum += (bitCount(i & quad) & 1) != 0 ? -room[first + i] : room[first + i];
+  sum = vec4(sum.xy + sum.zw, sum.xy - sum.zw);
+  return vec4(sum.x + sum.y, sum.x - sum.y, sum.z + sum.w, sum.z - sum.w) * 0.25;
+}
+
+#else
+
 uint k_bits(uint row, uint c) { return c < kHeadDim ? kv_bits(k[row + c / 2], c) : 0; }
 
 // The words of a unit of a key; `row` is the key's first word.
@@ -32,6 +82,8 @@ uvec4 load_unit(uint row, uint unit) {
   }
   return words;
 }
+#endif
+
 // The angles of a unit in a row of the table; pairs that do not rotate are unchanged.
 void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
   cosines = vec4(1);
@@ -52,11 +104,14 @@ void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
   }
 }
 
+#ifndef BLOCKS
 // A quad of channels of a value.
 uvec2 load_quad(uint row, uint quad) {
   if (kAligned) return v2[row / 2 + quad];
   return uvec2(v[row + 2 * quad], 2 * quad + 1 < kValueDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
+#define quad_of(stored, quad) kv_four(stored)
+#endif
 
 // Rotates the queries, the first of which begins at `row`, for the tile that begins with list entry `first_key`
 // of `count`. Queries with weights rotate to their position first, and then back by that of the tile. There is

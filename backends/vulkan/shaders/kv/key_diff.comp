@@ -25,16 +25,27 @@ layout(push_constant) uniform Push {
   uint base[5];
 } push;
 
-const uint kWords = KV_ROW_WORDS(kHeadDim);  // of a key
+const uint kWords = kHeadDim / 2;  // pairs of channels
 shared float inverse[kKeyDiffBlock];
 shared vec2 total[kWords];
 
 // Two channels of an entry's key.
+#ifdef BLOCKS
+KV_READER(pool, k, kKvFormat)
+KV_READER(chunk, chunk_k, kKvFormat)
+vec2 channels(HeadState own, uint entry, uint word) {
+  if (entry < own.n_entries)
+    return pool_two(push.base[0] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(kHeadDim), 2 * word);
+  const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
+  return chunk_two(push.base[1] + row * KV_ROW_WORDS(kHeadDim), 2 * word);
+}
+#else
 vec2 channels(HeadState own, uint entry, uint word) {
   if (entry < own.n_entries) return kv_two(k[push.base[0] + (run_start(own, push.window) + entry) * kWords + word]);
   const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
   return kv_two(chunk_k[push.base[1] + row * kWords + word]);
 }
+#endif
 
 // Where the sum of a block of the head begins.
 uint sum_of(uint head, uint block) { return push.base[2] + (head * push.p.blocks + block) * kHeadDim; }

@@ -2,6 +2,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #define KV_FORMAT_ID 2
+#define KV_VALUE_FORMAT_ID 4
 #include "../kv_format.glsl"
 #include "../step.glsl"
 
@@ -33,6 +34,96 @@ layout(push_constant) uniform Push {
 #include "../list.glsl"
 
 const uint kWords = kHeadDim / 2;  // per row of the view
+
+#ifdef BLOCKS
+
+KV_READER(pool_key, pool_k, kKvFormat)
+KV_READER(chunk_key, chunk_k, kKvFormat)
+KV_READER(pool_value, pool_v, kValueFormat)
+KV_READER(chunk_value, chunk_v, kValueFormat)
+
+// Where an entry is: its row in the pool or in the chunk.
+struct Place {
+  bool pooled;
+  uint row;
+};
+void read_key(Place at, uint c, out vec4 first, out vec4 second) {
+  const uint row = at.row * KV_ROW_WORDS(kHeadDim);
+  if (at.pooled)
+    pool_key_eight(push.base[0] + row, c, first, second);
+  else
+    chunk_key_eight(push.base[2] + row, c, first, second);
+}
+void read_value(Place at, uint c, out vec4 first, out vec4 second) {
+  const uint row = at.row * KV_WORDS(kValueFormat, kHeadDim);
+  if (at.pooled)
+    pool_value_eight(push.base[1] + row, c, first, second);
+  else
+    chunk_value_eight(push.base[3] + row, c, first, second);
+}
+// The partners of the channels [c, c + 8), which rotate.
+void read_partners(Place at, uint c, vec4 first, vec4 second, out vec4 first_partners, out vec4 second_partners) {
+  if (push.p.rope.pairing == kRopeAdjacent) {
+    first_partners = first.yxwz;
+    second_partners = second.yxwz;
+  } else if (rope_pairs() % 8 == 0) {
+    read_key(at, partner_of(c), first_partners, second_partners);
+  } else {
+    first_partners = second_partners = vec4(0);
+    for (uint i = 0; i < 8 && c + i < push.p.rope.n_rot; ++i) {
+      vec4 low, high;
+      const uint partner = partner_of(c + i);
+      read_key(at, partner & ~7u, low, high);
+      const float x = (partner & 4) == 0 ? low[partner & 3] : high[partner & 3];
+      if (i < 4)
+        first_partners[i] = x;
+      else
+        second_partners[i - 4] = x;
+    }
+  }
+}
+uvec4 packed(vec4 first, vec4 second) {
+  return uvec4(pack_halves(first.x, first.y), pack_halves(first.z, first.w), pack_halves(second.x, second.y),
+               pack_halves(second.z, second.w));
+}
+
+// A thread makes eight channels of an entry of a head.
+void main() {
+  const bool by_list = push.p.rope.mode == kRopeList;
+  const uint kEights = kHeadDim / 8, items = push.p.heads * push.p.view_capacity * kEights;
+  for (uint i = gl_GlobalInvocationID.x; i < items; i += gl_NumWorkGroups.x * gl_WorkGroupSize.x) {
+    const uint c = i % kEights * 8, to_row = i / kEights, row = to_row % push.p.view_capacity,
+               head = to_row / push.p.view_capacity, index = push.p.first_entry + row;
+    const HeadState own = head_states[push.p.head_state + push.p.first_head + head];
+    if (index >= list_count(push.p.first_head + head, step_entries(step, own)) || !is_in(own, push.window)) continue;
+    const uint entry = list_entry(push.p.first_head + head, index);
+    const bool pooled = entry < own.n_entries;
+    const Place at = Place(pooled, pooled ? run_start(own, push.window) + entry
+                                          : head * push.p.chunk_capacity + entry - own.n_entries);
+    vec4 first, second;
+    read_key(at, c, first, second);
+    if (by_list && c < push.p.rope.n_rot) {
+      vec4 first_partners, second_partners;
+      read_partners(at, c, first, second, first_partners, second_partners);
+      for (uint j = 0; j < 4; ++j) {
+        if (c + j < push.p.rope.n_rot)
+          first[j] = rotated(c + j, first[j], first_partners[j], rope_angle(index, pair_of(c + j)));
+        if (c + 4 + j < push.p.rope.n_rot)
+          second[j] = rotated(c + 4 + j, second[j], second_partners[j], rope_angle(index, pair_of(c + 4 + j)));
+      }
+    }
+    const uvec4 key = packed(first, second);
+    read_value(at, c, first, second);
+    const uvec4 value = packed(first, second);
+    const uint to = to_row * kWords + c / 2;
+    for (uint j = 0; j < 4; ++j) {
+      view_k[push.base[6] + to + j] = key[j];
+      view_v[push.base[7] + to + j] = value[j];
+    }
+  }
+}
+
+#else
 
 // Word i of an entry; `from` is the entry's first word in pool or chunk.
 uint k_word(bool pooled, uint from, uint i) {
@@ -79,3 +170,5 @@ void main() {
       }
     }
 }
+
+#endif

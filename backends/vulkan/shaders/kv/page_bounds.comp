@@ -15,6 +15,15 @@ layout(push_constant) uniform Push {
   uint base[2];
 } push;
 
+#ifdef BLOCKS
+#define kHeadDim push.p.head_dim
+KV_READER(key, k, kKvFormat)
+// Two channels of the key whose row begins at a word of the run; blocks may go a little beyond f16's range.
+vec2 channels(uint row, uint word) { return clamp(key_two(row, 2 * word), -kLargestHalf, kLargestHalf); }
+#else
+vec2 channels(uint row, uint word) { return kv_two(k[row + word]); }
+#endif
+
 // One thread per word of a page, which is two channels. NaN is ignored.
 void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y, words = push.p.head_dim / 2;
@@ -28,7 +37,7 @@ void main() {
     const uint first = page * push.p.page, end = min(first + push.p.page, n);
     vec2 low = vec2(uintBitsToFloat(0x7f800000)), high = -low;
     for (uint entry = first; entry < end; ++entry) {
-      const vec2 x = kv_two(k[push.base[0] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(push.p.head_dim) + word]);
+      const vec2 x = channels(push.base[0] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(push.p.head_dim), word);
       for (uint c = 0; c < 2; ++c) {
         if (x[c] < low[c]) low[c] = x[c];
         if (x[c] > high[c]) high[c] = x[c];

@@ -47,18 +47,23 @@ void load_vectors(uint head, uint first, uint count, uint slab) {
     of_vectors[i / kSlab * kRow + i % kSlab] = there ? queries[query_start(head, vector) + c] : 0;
   }
 }
-void put_key_word(uint i, uint word) {
-  const vec2 x = kv_two(word);
+void put_two(uint i, vec2 x) {
   const uint at = i / (kSlab / 2) * kRow + i % (kSlab / 2) * 2;
   of_keys[at] = x.x;
   of_keys[at + 1] = x.y;
 }
+#ifdef BLOCKS
+KV_READER(pool, k, kKvFormat)
+#else
+vec2 pool_two(uint row, uint c) { return kv_two(k[row + c / 2]); }
+#endif
 // Loads n keys of the pool from the head's entry on.
 void load_keys(HeadState state, uint entry, uint n, uint slab) {
   const uint start = K_BASE + (run_start(state, push.window) + entry) * KV_ROW_WORDS(kHeadDim);
   for (uint i = gl_LocalInvocationIndex; i < kKeys * kSlab / 2; i += 128) {
     const uint key = i / (kSlab / 2), word = slab / 2 + i % (kSlab / 2);
-    put_key_word(i, key < n && word < kHeadDim / 2 ? k[start + key * KV_ROW_WORDS(kHeadDim) + word] : 0);
+    const bool there = key < n && word < kHeadDim / 2;
+    put_two(i, there ? pool_two(start + key * KV_ROW_WORDS(kHeadDim), 2 * word) : vec2(0));
   }
 }
 // Adds the slab's products to z, for vector j with the keys i.

@@ -29,11 +29,17 @@ layout(push_constant) uniform Push {
 #define FOUND_BASE push.base[4]
 #include "label.glsl"
 
+#ifdef BLOCKS
+KV_READER(chunk, chunk_k, kKvFormat)
+#else
+vec2 chunk_two(uint row, uint c) { return kv_two(chunk_k[row + c / 2]); }
+#endif
 void load_chunk_keys(uint head, uint row, uint n, uint slab) {
   const uint start = push.base[1] + (head * push.p.chunk_capacity + row) * KV_ROW_WORDS(kHeadDim);
   for (uint i = gl_LocalInvocationIndex; i < kKeys * kSlab / 2; i += 128) {
     const uint key = i / (kSlab / 2), word = slab / 2 + i % (kSlab / 2);
-    put_key_word(i, key < n && word < kHeadDim / 2 ? chunk_k[start + key * KV_ROW_WORDS(kHeadDim) + word] : 0);
+    const bool there = key < n && word < kHeadDim / 2;
+    put_two(i, there ? chunk_two(start + key * KV_ROW_WORDS(kHeadDim), 2 * word) : vec2(0));
   }
 }
 

@@ -39,12 +39,35 @@ const uint kVectors = kHeadDim > 256 ? 4 : 8;  // queries at a time
 shared float turned[kVectors][kHeadDim];
 shared float shared_logits[kVectors][kQueryScoreTile];
 
+#ifdef BLOCKS
+KV_READER(pool, k, kKvFormat)
+KV_READER(chunk, chunk_k, kKvFormat)
+// Eight channels of a key that were read at once: their first one, a multiple of 8.
+struct Near {
+  uint first;
+  vec4 low, high;
+};
+float channel_of(inout Near near, HeadState own, uint entry, uint channel) {
+  if (near.first != (channel & ~7u)) {
+    near.first = channel & ~7u;
+    if (entry < own.n_entries) {
+      const uint at = push.base[1] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(kHeadDim);
+      pool_eight(at, near.first, near.low, near.high);
+    } else {
+      const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
+      chunk_eight(push.base[2] + row * KV_ROW_WORDS(kHeadDim), near.first, near.low, near.high);
+    }
+  }
+  return (channel & 4) == 0 ? near.low[channel & 3] : near.high[channel & 3];
+}
+#else
 float channel_of(HeadState own, uint entry, uint channel) {
   if (entry < own.n_entries)
     return kv_channel(k[push.base[1] + (run_start(own, push.window) + entry) * KV_ROW_WORDS(kHeadDim) + channel / 2], channel);
   const uint row = gl_WorkGroupID.y * push.p.chunk_capacity + entry - own.n_entries;
   return kv_channel(chunk_k[push.base[2] + row * KV_ROW_WORDS(kHeadDim) + channel / 2], channel);
 }
+#endif
 
 // Loads rotated and scaled queries from the first one on; a vector is a query head of a row.
 void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint count) {
@@ -64,9 +87,16 @@ void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint cou
 // The logits of an entry for the loaded queries.
 void multiply(HeadState own, uint entry, out float logits[kVectors]) {
   for (uint v = 0; v < kVectors; ++v) logits[v] = 0;
+#ifdef BLOCKS
+  Near near_x = Near(~0u, vec4(0), vec4(0)), near_y = near_x;
+#endif
   for (uint pair = 0; pair < kHeadDim / 2; ++pair) {
     const uvec2 channels = channels_of(pair);
+#ifdef BLOCKS
+    vec2 x = vec2(channel_of(near_x, own, entry, channels.x), channel_of(near_y, own, entry, channels.y));
+#else
     vec2 x = vec2(channel_of(own, entry, channels.x), channel_of(own, entry, channels.y));
+#endif
     if (ROPE.mode == kRopeList && pair < rope_pairs()) x = rotated_pair(x, rope_angle(entry, pair));
     for (uint v = 0; v < kVectors; ++v) logits[v] += x.x * turned[v][channels.x] + x.y * turned[v][channels.y];
   }

@@ -85,6 +85,16 @@ void turn_queries(uint tile, uint first) {
   }
 }
 
+#ifdef BLOCKS
+KV_READER(pool, k, kKvFormat)
+KV_READER(chunk, chunk_k, kKvFormat)
+// Two channels of a row of the pool or of the chunk.
+vec2 two_channels(bool pooled, uint row, uvec2 c) {
+  if (pooled) return vec2(pool_channel(row, c.x), pool_channel(row, c.y));
+  return vec2(chunk_channel(row, c.x), chunk_channel(row, c.y));
+}
+#endif
+
 // Products of the thread's channels of keys and queries. Indices after the last entry use the last entry.
 void multiply(uint tile) {
   const uint lane = gl_LocalInvocationIndex % kSharers, first_entry = gl_LocalInvocationIndex / kSharers * kEntries;
@@ -105,8 +115,12 @@ void multiply(uint tile) {
     const vec4 x = vec4(turned[0][c.x], turned[1][c.x], turned[2][c.x], turned[3][c.x]),
                y = vec4(turned[0][c.y], turned[1][c.y], turned[2][c.y], turned[3][c.y]);
     [[unroll]] for (uint e = 0; e < kEntries; ++e) {
+#ifdef BLOCKS
+      vec2 key = two_channels(pooled[e], rows[e], c);
+#else
       const uvec2 at = rows[e] + c / 2, words = pooled[e] ? uvec2(k[at.x], k[at.y]) : uvec2(chunk_k[at.x], chunk_k[at.y]);
       vec2 key = vec2(kv_channel(words.x, c.x), kv_channel(words.y, c.y));
+#endif
       if (turns) key = rotated_pair(key, rope_row(first_entry + e, pair));
       sum[e] += key.x * x + key.y * y;
     }

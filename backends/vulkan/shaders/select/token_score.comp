@@ -21,6 +21,7 @@ const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
 shared vec4 room[kHeads * (kTile * kPlace > kUnits * 2 ? kTile * kPlace : kUnits * 2)];
 #include "token_score_queries.glsl"
 
+#ifndef BLOCKS
 // A unit of the row that begins at word `row`, or at uvec4 `row` if rows are aligned.
 uvec4 k_unit(uint row, uint unit) {
   if (kAligned) return k4[row + unit];
@@ -30,6 +31,7 @@ uvec4 k_unit(uint row, uint unit) {
     if (unit * 4 + i < words) read[i] = k[row + unit * 4 + i];
   return read;
 }
+#endif
 
 void main() {
   // The gate is loaded together with the step, and the first keys before the gate is tested. One after the
@@ -53,12 +55,14 @@ void main() {
       if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
   const uint half_size = kAligned ? KEY_WORDS / 4 : KEY_WORDS, row_size = kRowsOfUnit * half_size;
   const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(own, push.p.first_head + local_head) * row_size;
+#ifndef BLOCKS
   uvec4 keys[kRounds * kLoads];  // of the next tile
   [[unroll]] for (uint k_at = 0; k_at < kRounds * kLoads; ++k_at) {
     const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = first + k_at / kLoads * kKeys + key;
     const uint start = row + min(entry, end - 1) * row_size + k_at % kRowsOfUnit * half_size;
     keys[k_at] = unit < kUnits ? k_unit(start, unit) : uvec4(0);
   }
+#endif
   if (hits) return;
   if (local_head == 0 && gl_WorkGroupID.x == 0)
     for (uint i = part * 128 + thread; i < kClears; i += busy * 128) cleared[push.base[9] + i] = 0;
@@ -81,14 +85,21 @@ void main() {
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
         const uint unit = side + kSides * u;
         vec4 low, high;  // the unit's channels
+#ifdef BLOCKS
+        low = high = vec4(0);
+        if (unit < kUnits) key_eight(row + min(tile + r * kKeys + key, end - 1) * row_size, unit * 8, low, high);
+#else
         const uint k_at = r * kLoads + u * kRowsOfUnit;
         read_unit(keys[k_at], low, high);
+#endif
 #ifdef PAGES
         vec4 most_low, most_high;
         read_unit(keys[k_at + 1], most_low, most_high);
         if (unit < kUnits) keys[k_at + 1] = k_unit(row + next * row_size + half_size, unit);
 #endif
+#ifndef BLOCKS
         if (unit < kUnits) keys[k_at] = k_unit(row + next * row_size, unit);
+#endif
         [[unroll]] for (uint h = 0; h < kHeads; ++h) {
           const uint at = (h * kUnitsEach + u) * 2;
 #ifdef PAGES

@@ -65,7 +65,11 @@ uint units_of(HeadState own) { return units(step_entries(step, own), push.p.page
 #include "score_query.glsl"
 const uint kRowsOfUnit = 1;
 #define KEY_WORDS KV_ROW_WORDS(kHeadDim)
+#ifdef BLOCKS
+KV_READER(key, k, kKvFormat)
+#else
 #define read_unit kv_eight
+#endif
 bool rotates_query() { return true; }
 uint first_row(HeadState own, uint head) { return run_start(own, push.window); }
 uint units_of(HeadState own) { return step_entries(step, own); }
