@@ -87,22 +87,23 @@ TEST_F(DraftBlocks, GuessAsIfTheyHadNotGuessedBefore) {
   EXPECT_EQ(guess_after(*reading, text[120]), expected);
 }
 
-// After a rewind the layer has the entries before it. Both sessions lack the entry of the token at 100, whose
+// After a rewind the layer has the entries before it. Both sessions lack the entry of the token at 8, whose
 // row before it is forgotten.
 TEST_F(DraftBlocks, ForgetWhatARewindLeaves) {
   const auto model = attending("glm4moe");
   const SessionOptions o = with_mtp({.pool = 400, .chunk = 16, .max_new = 300});
   const std::vector<int32_t> text = seeded_tokens(200, kVocab);
-  std::vector<std::vector<int32_t>> guesses;
-  for (const size_t forgotten : {1, 30}) {
+  std::vector<std::vector<int32_t>> guesses[2];
+  for (const bool more : {false, true}) {
     const auto session = open_session(model, o);
-    read(*session, std::span(text).first(100));
-    for (size_t i = 0; i < forgotten; ++i) must(session->accept(text[150 + i]));
-    must(session->rewind(100));
-    read(*session, std::span(text).subspan(100, 10));
-    guesses.push_back(guess_after(*session, 5));
-    EXPECT_EQ(guesses.back().size(), 3u);
+    read(*session, std::span(text).first(8));
+    for (size_t i = 0; i < (more ? 60 : 1); ++i) must(session->accept(text[100 + i]));
+    must(session->rewind(8));
+    read(*session, std::span(text).subspan(8, 4));
+    for (int32_t token = 0; token < 20; ++token)
+      guesses[more].push_back(guess_after(*must(session->clone()), token));
   }
+  EXPECT_EQ(guesses[0][0].size(), 3u);
   EXPECT_EQ(guesses[0], guesses[1]);
 }
 
@@ -111,7 +112,12 @@ TEST_F(DraftBlocks, KeepAWindow) {
   const auto model = attending("deepseek2");
   const SessionOptions o{
       .retention = Retention::kWindow, .pool = 70, .chunk = 32, .local = 20, .max_new = 44};
-  const auto session = open_session(model, with_mtp(o));
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  device->before_submit = [](const Program&, const StepParams& step, std::span<const HeadState> heads) {
+    if (heads.size() > 1) return;  // of the model
+    ASSERT_LE(heads[0].n_entries + step.n_rows, heads[0].capacity);
+  };
+  const auto session = open_session(model, with_mtp(o), device);
   const std::vector<int32_t> text = seeded_tokens(1500, kVocab);
   for (size_t i = 0; i < text.size(); i += 100) {
     read(*session, std::span(text).subspan(i, 60));
