@@ -840,8 +840,9 @@ typedef struct thimble_sampler_options {
   uint32_t top_k;       /* most likely tokens to sample from; 0: all; default 40 */
   float top_p;          /* probability mass to sample from; 1: all; default 0.95 */
   float min_p;          /* least probability, relative to the most likely token; 0: all; default 0.05 */
-  float repeat_penalty; /* 1 (default): no penalty */
-  uint32_t repeat_last; /* last tokens that the penalty applies to; default 64, at most 4096 */
+  float repeat_penalty; /* divides the positive logits of tokens that the answer has (see presence_penalty), and
+                           multiplies the others; 1 (default): no penalty */
+  uint32_t repeat_last; /* last tokens of the answer that it applies to; default 64, at most 4096 */
   uint32_t reserved;
   uint64_t seed;        /* of the random numbers; default 0 */
   float presence_penalty;  /* subtracted from the logits of tokens that the answer has, which are those generated or

@@ -12,7 +12,6 @@ namespace thimble {
 Sampler::Sampler(uint32_t vocab, uint32_t rewindable, std::span<const int32_t> suppressed)
     : suppressed_(suppressed),
       candidates_(vocab),
-      recent_count_(vocab),
       biases_(kMostBiased),
       history_(uint64_t(kLongestHistory) + rewindable) {}
 
@@ -39,7 +38,6 @@ Status Sampler::set(const SamplerOptions& o) {
   options_ = o;
   random_ = o.seed;
   for (Accepted& a : history_) a.random = o.seed;  // so that rewind() also starts from the new seed
-  count_recent();
   return {};
 }
 
@@ -72,29 +70,17 @@ Status Sampler::set_bias(std::span<const int32_t> tokens, std::span<const float>
   return {};
 }
 
-void Sampler::count_recent() {
-  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
-  for (uint64_t i = 0; i < std::min<uint64_t>(accepted_, options_.repeat_last); ++i)
-    ++recent_count_[recent(i).token];
-}
-
 void Sampler::accept(int32_t token, uint64_t position) {
-  if (token < 0 || static_cast<size_t>(token) >= recent_count_.size()) return;
-  if (options_.repeat_last > 0) {
-    if (accepted_ >= options_.repeat_last) --recent_count_[recent(options_.repeat_last - 1).token];
-    ++recent_count_[token];
-  }
+  if (token < 0 || static_cast<size_t>(token) >= candidates_.size()) return;
   history_[accepted_++ % history_.size()] = {random_, static_cast<uint32_t>(position), token};
 }
 
 void Sampler::rewind(uint64_t position) {
   while (accepted_ > 0 && recent(0).position >= position) --accepted_;
   random_ = accepted_ > 0 ? recent(0).random : options_.seed;
-  count_recent();
 }
 
 void Sampler::reset() {
-  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
   accepted_ = 0;
   random_ = options_.seed;
 }
@@ -107,7 +93,7 @@ Sampler::Saved Sampler::saved() const {
 
 bool Sampler::takes(std::span<const Accepted> accepted) const {
   return std::all_of(accepted.begin(), accepted.end(), [&](const Accepted& a) {
-    return a.token >= 0 && static_cast<size_t>(a.token) < recent_count_.size();
+    return a.token >= 0 && static_cast<size_t>(a.token) < candidates_.size();
   });
 }
 
@@ -118,7 +104,6 @@ void Sampler::restore(const Saved& saved) {
   const auto accepted = all.last(std::min(all.size(), history_.size()));
   std::copy(accepted.begin(), accepted.end(), history_.begin());
   accepted_ = accepted.size();
-  count_recent();
 }
 
 bool Sampler::operator==(const Sampler& other) const {
@@ -127,21 +112,13 @@ bool Sampler::operator==(const Sampler& other) const {
 }
 
 uint64_t Sampler::bytes(uint32_t vocab, uint32_t rewindable) {
-  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) + kMostBiased * sizeof(Bias) +
+  return uint64_t(vocab) * sizeof(Candidate) + kMostBiased * sizeof(Bias) +
          (uint64_t(kLongestHistory) + rewindable) * sizeof(Accepted);
 }
 
 uint64_t Sampler::bytes() const {
-  return candidates_.capacity() * sizeof(Candidate) + recent_count_.capacity() * sizeof(uint16_t) +
-         biases_.capacity() * sizeof(Bias) + history_.capacity() * sizeof(Accepted);
-}
-
-// A token's logit after the penalty: finite or -inf.
-float Sampler::logit(const float* logits, uint32_t id) const {
-  float x = logits[id];
-  if (recent_count_[id] > 0) x = x > 0 ? x / options_.repeat_penalty : x * options_.repeat_penalty;
-  if (std::isnan(x)) return -INFINITY;
-  return std::min(x, FLT_MAX);
+  return candidates_.capacity() * sizeof(Candidate) + biases_.capacity() * sizeof(Bias) +
+         history_.capacity() * sizeof(Accepted);
 }
 
 // The upper 53 bits of a random number, as a number in [0, 1).
@@ -153,25 +130,43 @@ bool Sampler::samples_best(int32_t best) const {
 }
 
 // Penalises the candidates that are tokens of the answer. The ids of those that were penalised are
-// complemented meanwhile, so that each is found to be present once.
+// complemented meanwhile, so that what applies once does so.
 void Sampler::penalise_answer(uint64_t position) {
-  if (penalties_ == AnswerPenalties{}) return;
-  const uint64_t most = std::min<uint64_t>(accepted_, kLongestHistory);
+  const bool repeats = options_.repeat_penalty != 1, others = penalties_ != AnswerPenalties{};
+  const uint64_t most = others ? kLongestHistory : repeats ? options_.repeat_last : 0;
   uint64_t count = 0;
-  while (count < most && recent(count).position + count + 1 == position) ++count;
+  while (count < std::min<uint64_t>(accepted_, most) && recent(count).position + count + 1 == position)
+    ++count;
+  const auto candidate = [&](uint64_t i) -> Candidate& {
+    return candidates_[static_cast<size_t>(recent(i).token)];
+  };
+  const auto restore_ids = [&] {
+    for (uint64_t i = 0; i < count; ++i) candidate(i).id = recent(i).token;
+  };
+  for (uint64_t i = 0; repeats && i < std::min<uint64_t>(count, options_.repeat_last); ++i) {
+    Candidate& c = candidate(i);
+    if (c.id < 0) continue;
+    const float by = options_.repeat_penalty;
+    c.logit = std::clamp(c.logit > 0 ? c.logit / by : c.logit * by, -INFINITY, FLT_MAX);
+    c.id = ~c.id;
+  }
+  restore_ids();
   for (uint64_t i = 0; i < count; ++i) {
-    Candidate& c = candidates_[static_cast<size_t>(recent(i).token)];
+    Candidate& c = candidate(i);
     c.logit -= penalties_.frequency;
     if (c.id < 0) continue;
     c.logit -= penalties_.presence;
     c.id = ~c.id;
   }
-  for (uint64_t i = 0; i < count; ++i) candidates_[static_cast<size_t>(recent(i).token)].id = recent(i).token;
+  restore_ids();
 }
 
 int32_t Sampler::sample(const float* logits, const grammar::TokenMask* allowed, uint64_t position) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
-  for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
+  for (uint32_t id = 0; id < vocab; ++id) {
+    const float logit = std::isnan(logits[id]) ? -INFINITY : std::min(logits[id], FLT_MAX);
+    candidates_[id] = {logit, static_cast<int32_t>(id)};
+  }
   penalise_answer(position);
   for (const Bias& b : biases()) candidates_[static_cast<size_t>(b.token)].logit += b.bias;
   for (const int32_t id : suppressed_) candidates_[static_cast<size_t>(id)].logit = -INFINITY;

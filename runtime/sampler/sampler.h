@@ -11,26 +11,29 @@
 namespace thimble {
 
 struct SamplerOptions {
-  float temperature = 0;      // 0: the most likely token, or the lower id of equal ones
-  float top_p = 0.95f;        // smallest set of tokens with this total probability; 1: all
-  float min_p = 0.05f;        // least probability relative to the most likely token; 0: all
-  float repeat_penalty = 1;   // divides positive and multiplies negative logits of recent tokens; 1: none
-  uint32_t top_k = 40;        // 0: all
-  uint32_t repeat_last = 64;  // number of recent tokens, at most kLongestHistory
+  float temperature = 0;  // 0: the most likely token, or the lower id of equal ones
+  float top_p = 0.95f;    // smallest set of tokens with this total probability; 1: all
+  float min_p = 0.05f;    // least probability relative to the most likely token; 0: all
+  float repeat_penalty =
+      1;                // divides positive and multiplies negative logits of the answer's tokens; 1: none
+  uint32_t top_k = 40;  // 0: all
+  uint32_t repeat_last = 64;  // number of tokens that it applies to, the last ones; at most kLongestHistory
   uint64_t seed = 0;
 
   bool operator==(const SamplerOptions&) const = default;
 };
 
-// Subtracted from the logits of the tokens of the answer, which are those that were accepted since the last
-// other token of the stream: `presence` once for each token, `frequency` for each time. A session file does
-// not have them.
+// Subtracted from the logits of the tokens of the answer: `presence` once for each token, `frequency` for
+// each time. A session file does not have them.
 struct AnswerPenalties {
   float presence = 0, frequency = 0;
 
   bool operator==(const AnswerPenalties&) const = default;
 };
 
+// Penalties apply to the tokens of the answer, which are those that were accepted since the last other token
+// of the stream. So they do not depend on how a prompt was read, again or as a part of a longer conversation.
+//
 // Equal options, logits and accepted tokens give equal tokens on every platform. A copy continues
 // independently from the same state. Nothing is allocated after construction.
 class Sampler {
@@ -108,8 +111,6 @@ class Sampler {
   };
   std::span<const Bias> biases() const { return std::span(biases_).first(biased_); }
 
-  void count_recent();
-  float logit(const float* logits, uint32_t id) const;
   void penalise_answer(uint64_t position);
   double uniform();
   // The i-th most recent token, i < accepted_ and < kLongestHistory.
@@ -118,9 +119,8 @@ class Sampler {
   SamplerOptions options_;
   AnswerPenalties penalties_;
   std::span<const int32_t> suppressed_;
-  std::vector<Candidate> candidates_;   // [vocab], scratch memory
-  std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
-  std::vector<Bias> biases_;            // [kMostBiased], the first biased_ are used
+  std::vector<Candidate> candidates_;  // [vocab], scratch memory
+  std::vector<Bias> biases_;           // [kMostBiased], the first biased_ are used
   size_t biased_ = 0;
   std::vector<Accepted> history_;  // [kLongestHistory + rewindable], a ring buffer
   uint64_t accepted_ = 0;

@@ -141,6 +141,20 @@ class Answers(unittest.TestCase):
             self.assertNotIn("had been very", text(temperature=0, **penalty))
         self.assertNotEqual(text(temperature=0, presence_penalty=2), text(temperature=0, frequency_penalty=2))
 
+    def test_penalties_do_not_depend_on_what_a_slot_read_before(self):
+        def answer(messages):
+            body = self.server.chat(messages, max_tokens=24, temperature=0, repeat_penalty=1.5, repeat_last_n=4096, presence_penalty=0.5,
+                                    frequency_penalty=0.5)
+            return body["choices"][0]["message"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        first = [user("Sylvia works in Bergen. In which city does Sylvia work?")]
+        longer = [*first, answer(first)[0], user("In which city does Sylvia work now, and in which did Sylvia work?")]
+        text, cached = answer(longer)
+        self.assertGreater(cached, 20)
+        for other in ("The house stood on a hill.", "A dog and a cat went out.", "It rained."):  # in every slot
+            answer([user(other)])
+        self.assertEqual(answer(longer), (text, 0))
+
     def test_penalties_count_the_tokens_of_the_answer_alone(self):
         first = [user("Who lives here?")]
         second = [*first, self.server.chat(first, max_tokens=30)["choices"][0]["message"], user("Who lives here?")]

@@ -55,10 +55,12 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
 // Draws many tokens and compares each token's count with a binomial distribution. The tolerance is five
 // standard deviations: a correct sampler fails with probability 6e-7 per token for a random seed, and the
 // seed is fixed.
-void expect_distribution(Sampler sampler, const std::vector<float>& logits, const std::vector<double>& p) {
+void expect_distribution(Sampler sampler, const std::vector<float>& logits, const std::vector<double>& p,
+                         uint64_t position = 0) {
   constexpr int kDraws = 100'000;
   std::vector<int> counts(p.size());
-  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<size_t>(sampler.sample(logits.data()))];
+  for (int i = 0; i < kDraws; ++i)
+    ++counts[static_cast<size_t>(sampler.sample(logits.data(), nullptr, position))];
   for (size_t id = 0; id < p.size(); ++id) {
     const double tolerance = 5 * std::sqrt(kDraws * p[id] * (1 - p[id]));
     EXPECT_NEAR(counts[id], kDraws * p[id], tolerance) << "token " << id;
@@ -190,11 +192,31 @@ TEST(Sampler, PenaltyWeakensRecentTokensOnceEach) {
   o.repeat_penalty = 2;
   o.repeat_last = 3;
   Sampler s = make(6, o);
-  for (int token : {3, 1, 2, 1}) s.accept(token, 0);  // 3 is no longer among the last three
+  uint64_t position = 10;
+  for (int token : {3, 1, 2, 1}) s.accept(token, position++);  // 3 is no longer among the last three
   // Positive logits are halved and negative ones doubled; token 1 is penalised once, although it came twice.
-  expect_distribution(s, kLogits, softmax({0.5f, 1.0f, -2.0f, 1.5f, 0.0f, 1.0f}, 1));
+  const std::vector<float> expected = {0.5f, 1.0f, -2.0f, 1.5f, 0.0f, 1.0f};
+  expect_distribution(s, kLogits, softmax(expected, 1), position);
+  // After a prompt, another answer begins, whatever came before it.
+  expect_distribution(s, kLogits, softmax(kLogits, 1), position + 1);
+  s.accept(1, position + 1);
+  expect_distribution(s, kLogits, softmax({0.5f, 1.0f, -1.0f, 1.5f, 0.0f, 1.0f}, 1), position + 2);
+  s.rewind(position);  // back into the first answer
+  expect_distribution(s, kLogits, softmax(expected, 1), position);
   s.reset();
   expect_distribution(s, kLogits, softmax(kLogits, 1));
+}
+
+TEST(Sampler, PenaltiesOfAllKindsAddUp) {
+  SamplerOptions o = plain(1);
+  o.repeat_penalty = 2;
+  o.repeat_last = 1;
+  Sampler s = make(6, o);
+  ASSERT_TRUE(s.set_penalties({.presence = 0.5f, .frequency = 0.25f}).ok());
+  s.accept(2, 0);
+  s.accept(1, 1);
+  // The repeat penalty comes first, and applies to the last token alone.
+  expect_distribution(s, kLogits, softmax({0.5f, 0.25f, -1.75f, 1.5f, 0.0f, 1.0f}, 1), 2);
 }
 
 TEST(Sampler, PenalisesTheTokensOfTheAnswer) {
@@ -238,23 +260,26 @@ TEST(Sampler, HistoryFollowsANewLengthAndItsRingTurns) {
   o.repeat_penalty = 2;
   o.repeat_last = 1;
   Sampler s = make(6, o);
-  s.accept(1, 0);
-  s.accept(3, 0);
-  EXPECT_EQ(s.sample(kLogits.data()), 1);
+  uint64_t position = 0;
+  const auto accept = [&](int32_t token) { s.accept(token, position++); };
+  const auto next = [&] { return s.sample(kLogits.data(), nullptr, position); };
+  accept(1);
+  accept(3);
+  EXPECT_EQ(next(), 1);
   o.repeat_last = 2;
   ASSERT_TRUE(s.set(o).ok());
-  EXPECT_EQ(s.sample(kLogits.data()), 1);  // 1, 3 and 5 now have 1.0, 0.75 and 1.0
-  s.accept(1, 0);
-  s.accept(1, 0);
-  EXPECT_EQ(s.sample(kLogits.data()), 3);
+  EXPECT_EQ(next(), 1);  // 1, 3 and 5 now have 1.0, 0.75 and 1.0
+  accept(1);
+  accept(1);
+  EXPECT_EQ(next(), 3);
 
   o.repeat_last = Sampler::kLongestHistory;
   ASSERT_TRUE(s.set(o).ok());
-  s.accept(1, 0);
-  for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) s.accept(2, 0);
-  EXPECT_EQ(s.sample(kLogits.data()), 3);  // 1 is still remembered, 3 is forgotten
-  s.accept(2, 0);
-  EXPECT_EQ(s.sample(kLogits.data()), 1);
+  accept(1);
+  for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) accept(2);
+  EXPECT_EQ(next(), 3);  // 1 is still remembered, 3 is forgotten
+  accept(2);
+  EXPECT_EQ(next(), 1);
 }
 
 TEST(Sampler, IgnoresTokensOutsideItsVocabulary) {
@@ -279,13 +304,14 @@ TEST(Sampler, ACopyGoesOnFromTheSameState) {
   o.repeat_penalty = 1.5f;
   o.seed = 7;
   Sampler s = make(6, o);
-  for (int i = 0; i < 10; ++i) s.accept(s.sample(kLogits.data()), 0);
+  uint64_t position = 0;
+  for (; position < 10; ++position) s.accept(s.sample(kLogits.data(), nullptr, position), position);
   Sampler copy = s;
-  for (int i = 0; i < 50; ++i) {
-    const int32_t token = s.sample(kLogits.data());
-    ASSERT_EQ(copy.sample(kLogits.data()), token);
-    s.accept(token, 0);
-    copy.accept(token, 0);
+  for (; position < 60; ++position) {
+    const int32_t token = s.sample(kLogits.data(), nullptr, position);
+    ASSERT_EQ(copy.sample(kLogits.data(), nullptr, position), token);
+    s.accept(token, position);
+    copy.accept(token, position);
   }
 }
 
@@ -297,7 +323,7 @@ TEST(Sampler, GoesBackToTheHistoryAndTheRandomNumbersOfAPosition) {
   o.seed = 7;
   Sampler s = make(6, o);
   const auto draw = [&](uint64_t position) {
-    const int32_t token = s.sample(kLogits.data());
+    const int32_t token = s.sample(kLogits.data(), nullptr, position);
     s.accept(token, position);
     return token;
   };
@@ -308,8 +334,8 @@ TEST(Sampler, GoesBackToTheHistoryAndTheRandomNumbersOfAPosition) {
     s.rewind(position(back));
     for (uint64_t i = back; i < kRewindable; ++i) ASSERT_EQ(draw(position(i)), tokens[i]) << back << " " << i;
   }
-  s.rewind(100);  // in the gap: the first ten stay
-  EXPECT_EQ(draw(100), tokens[10]);
+  s.rewind(100);                     // in the gap: the first ten stay
+  EXPECT_EQ(draw(100), tokens[10]);  // no answer has begun there either
   s.rewind(0);
   EXPECT_EQ(draw(50), tokens[0]);
 }
@@ -321,13 +347,13 @@ TEST(Sampler, GoesBackAfterTheHistoryIsFull) {
   Sampler s = make(6, o);
   std::vector<int32_t> tokens;
   for (uint32_t i = 0; i < Sampler::kLongestHistory + 2 * kRewindable; ++i) {
-    tokens.push_back(s.sample(kLogits.data()));
+    tokens.push_back(s.sample(kLogits.data(), nullptr, i));
     s.accept(tokens.back(), i);
   }
   const size_t back = tokens.size() - kRewindable;
   s.rewind(back);
   for (size_t i = back; i < tokens.size(); ++i) {
-    ASSERT_EQ(s.sample(kLogits.data()), tokens[i]);
+    ASSERT_EQ(s.sample(kLogits.data(), nullptr, i), tokens[i]);
     s.accept(tokens[i], i);
   }
 }
