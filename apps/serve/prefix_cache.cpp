@@ -275,7 +275,7 @@ bool PrefixCache::save(const StateNote& note, uint64_t bytes, const std::functio
   std::string part;
   int opened = -1;
   const auto fail = [&](const std::string& why) {
-    if (!std::exchange(failed_, true)) log_("states are not saved: " + why);
+    if (!failed_.exchange(true)) log_("states are not saved: " + why);
     return false;
   };
   {

@@ -11,6 +11,7 @@
 // first. The time at which a file was changed last is the time of its last use.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -80,6 +81,9 @@ class PrefixCache {
   // `write` throws, the file is removed, and anything but a std::exception is thrown on.
   bool save(const StateNote& note, uint64_t bytes, const std::function<void(int descriptor)>& write);
 
+  // Whether the last state could not be written, so that the next one may not be either.
+  bool fails() const { return failed_; }
+
   struct Size {
     uint64_t states = 0, bytes = 0, limit = 0;
   };
@@ -126,7 +130,7 @@ class PrefixCache {
   uint64_t being_written_ = 0;  // bytes of the temporary files of all servers, at the last scan
   Time scanned_{};              // the folder's time at the last scan
   uint64_t written_ = 0;        // numbers the temporary files
-  bool failed_ = false;         // the last state could not be written
+  std::atomic<bool> failed_ = false;
 };
 
 }  // namespace app::serve

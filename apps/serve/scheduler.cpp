@@ -1008,8 +1008,13 @@ bool Scheduler::pays(const Slot& slot, uint64_t reach) const {
   return cache_ && reach >= slot.saved + std::max(2 * chunk, reach / 32);
 }
 
-// Counts the tokens of the prompt that were read now and that files hold, or will after the answer.
+// Counts the tokens of the prompt that were read now and that files hold, or will after the answer. A disk that
+// refused the last state is not expected to take the next one.
 void Scheduler::count_saved(const Slot& slot, Usage& usage) const {
+  if (cache_ && cache_->fails()) {
+    usage.saved = 0;
+    return;
+  }
   const uint64_t reach = slot.history.reach(), held = pays(slot, reach) ? reach : slot.saved;
   usage.saved = std::max(std::min(held, usage.prompt), usage.cached) - usage.cached;
 }

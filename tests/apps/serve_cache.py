@@ -355,6 +355,8 @@ class Cache(unittest.TestCase):
         subprocess.run(["prlimit", "--pid", str(server.process.pid), "--fsize=65536"], check=True)
         for question in QUESTIONS[:2]:
             self.assertEqual(cached(server.ask_about(question)), 0)
+        body = server.chat([about(QUESTIONS[2], BOOK[30000:36000])], "/v1/messages", max_tokens=4)
+        self.assertEqual(body["usage"]["cache_creation_input_tokens"], 0)
         self.assertEqual(glob.glob(self.dir + "/*.*"), [])
         log = server.stop()
         self.assertEqual(log.count("states are not saved"), 1, log)
