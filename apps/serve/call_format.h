@@ -17,6 +17,7 @@ struct CallTags {
   std::string_view parameter, key_ends, value_ends;  // <parameter=, >, </parameter>
   bool lines = false;                                // values have lines of their own
   bool typed = false;                                // the tag of a parameter says whether it is a text
+  std::string_view value = "";  // <arg_value>, if it is not a part of the parameter's tag
 };
 
 // A format of calls with marks around them.
@@ -38,8 +39,19 @@ constexpr std::string_view kKimiBegin = "<|tool_call_begin|>",
                            kKimiArguments = "<|tool_call_argument_begin|>", kKimiEnd = "<|tool_call_end|>",
                            kKimiPrefix = "functions.";
 constexpr std::string_view kMistralId = "[CALL_ID]", kMistralArguments = "[ARGS]";
-constexpr CallTags kKeyTags = {"", "", "", "<arg_key>", "</arg_key>", "</arg_value>"};
-constexpr std::string_view kKeyValue = "<arg_value>";
+constexpr CallTags kKeyTags = {"",    "",    "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>",
+                               false, false, "<arg_value>"};
+constexpr CallTags kHyTags = {"<tool_call:opensource>",
+                              "<tool_sep:opensource>",
+                              "</tool_call:opensource>",
+                              "<arg_key:opensource>",
+                              "</arg_key:opensource>",
+                              "</arg_value:opensource>",
+                              false,
+                              false,
+                              "<arg_value:opensource>"};
+constexpr std::string_view kSolarBegin = "<|tool_call:begin|>", kSolarName = "<|tool_call:name|>",
+                           kSolarArguments = "<|tool_call:args|>", kSolarEnd = "<|tool_call:end|>";
 
 // Types of values, one bit each.
 enum SchemaType : unsigned {

@@ -164,10 +164,10 @@ class CallWriter {
 
   // What is between the marks of the format.
   std::string root() const {
-    const bool python = notation_ == CallNotation::kPython;
-    const std::string close = spell(format_.close), again = python ? "\",\" \" \"? call" : "line call",
+    const bool list = notation_ == CallNotation::kPython || notation_ == CallNotation::kNamed;
+    const std::string close = spell(format_.close), again = list ? "\",\" \" \"? call" : "line call",
                       calls = how_.several ? "call (" + again + ")*" : "call";
-    if (python) return "root ::= \"[\" " + calls + " \"]\" " + close + "\n";
+    if (list) return "root ::= \"[\" " + calls + " \"]\" " + close + "\n";
     if (format_.block) return "root ::= line " + calls + " line " + close + "\n";
     const bool begun = format_.tags && format_.open == format_.tags->call;
     const std::string one = (begun ? "call line " : "line call line ") + close;
@@ -177,7 +177,7 @@ class CallWriter {
   // The mark that ends texts without escapes.
   std::string_view text_end() const {
     return notation_ == CallNotation::kGemma  ? kGemmaQuote
-           : notation_ == CallNotation::kKeys ? kKeyTags.value_ends
+           : notation_ == CallNotation::kKeys ? key_tags().value_ends
            : format_.tags                     ? format_.tags->value_ends
                                               : kGemmaQuote;
   }
@@ -205,6 +205,11 @@ class CallWriter {
       case CallNotation::kKimi:
         return "(" + spell(kKimiBegin) + " " + literal(kKimiPrefix) + " " + name + " \":\" [0-9]{1,2} " +
                spell(kKimiArguments) + " " + json + " " + spell(kKimiEnd) + ")";
+      case CallNotation::kSolar:
+        return "(" + spell(kSolarBegin) + " [a-z0-9]{10} " + spell(kSolarName) + " " + name + " " +
+               spell(kSolarArguments) + " " + json + " " + spell(kSolarEnd) + ")";
+      case CallNotation::kNamed:
+        return "(\"{\\\"\" " + name + " \"\\\":\" \" \"? " + json + " \"}\")";
       case CallNotation::kArguments:
         return "(" + name + " (" + spell(kMistralId) + " [a-zA-Z0-9]{9})? " + spell(kMistralArguments) + " " +
                json + ")";
@@ -233,14 +238,19 @@ class CallWriter {
     return "(" + opened(name) + " " + line + *inside + " " + spell(tags.ends) + ")";
   }
 
+  // Only calls in a block have marks of their own.
+  const CallTags& key_tags() const { return format_.block ? *format_.tags : kKeyTags; }
+
   std::optional<std::string> keyed(const std::string& name, const Schema& schema) {
+    const CallTags& tags = key_tags();
     const auto parameter = [&](const std::string& key, const std::string& value, bool) {
-      return spell(kKeyTags.parameter) + " " + key + " " + spell(kKeyTags.key_ends) + " line " +
-             spell(kKeyValue) + " " + value + " " + spell(kKeyTags.value_ends) + " line";
+      return spell(tags.parameter) + " " + key + " " + spell(tags.key_ends) + " line " + spell(tags.value) +
+             " " + value + " " + spell(tags.value_ends) + " line";
     };
     const std::optional<std::string> inside = parameters(schema, parameter, "<\n", true);
     if (!inside) return std::nullopt;
-    return "(" + name + " line" + *inside + ")";
+    return "(" + spell(tags.call) + " " + name + " " + spell(tags.named) + " line" + *inside + " " +
+           spell(format_.block ? tags.ends : "") + ")";
   }
 
   // The parameters of a call that stand one after another. `parameter` makes the expression of one.

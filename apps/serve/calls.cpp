@@ -314,6 +314,18 @@ constexpr CallTags kDsmlTags = {"<\uff5cDSML\uff5cinvoke name=\"",
 constexpr CallTags kParamTags = {"<function name=\"", "\">", "</function>",
                                  "<param name=\"",    "\"",  "</param>"};
 
+// The text of a member of an object in compact JSON, in which numbers stay as they were written.
+std::string_view member(std::string_view object, const std::string& name) {
+  std::string_view found;
+  for (size_t at = 1; at < object.size() && object[at] == '"';) {
+    const size_t colon = json_value_end(object, at), end = json_value_end(object, colon + 1);
+    if (object.substr(at, colon - at) == "\"" + name + "\"")
+      found = object.substr(colon + 1, end - colon - 1);
+    at = end + 1;
+  }
+  return found;
+}
+
 // Adds a call. Returns false if its arguments are not an object.
 bool add_call(std::string_view name, std::string_view arguments, std::vector<ToolCall>& calls) {
   std::string object = arguments_json(compact_json(arguments));
@@ -424,25 +436,44 @@ bool read_lone_tagged(CallReader& in, const CallFormat& format, const ToolTypes&
   return !after.ended || in.last;
 }
 
-// GLM: NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...
+// <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>..., the arguments of a function.
+bool read_key_values(CallReader& in, const CallTags& tags, const std::string& name, const ToolTypes& types,
+                     std::string& object) {
+  object = "{";
+  for (in.skip_space(); in.take(tags.parameter); in.skip_space()) {
+    std::string_view key, value;
+    if (!in.take_until(tags.key_ends, key)) return false;
+    in.skip_space();
+    if (!in.take(tags.value)) return false;
+    if (!take_tagged_value(in, tags, {}, types.may_be_text(name, key), value)) return false;
+    object += (object.size() > 1 ? "," : "") + json_text(key) + ":" + types.json(name, key, value);
+  }
+  object += "}";
+  return true;
+}
+
+// GLM: NAME and its keys and values.
 bool read_keys(CallReader& in, const CallFormat& format, const ToolTypes& types,
                std::vector<ToolCall>& calls) {
-  std::string name, object = "{";
-  if (!in.take_name(name)) return false;
-  in.skip_space();
-  while (in.take(kKeyTags.parameter)) {
-    std::string_view key, value;
-    if (!in.take_until(kKeyTags.key_ends, key)) return false;
+  std::string name, object;
+  if (!in.take_name(name) || !read_key_values(in, kKeyTags, name, types, object)) return false;
+  if (object == "{}" && !types.has(name)) return false;  // a word alone need not be a function
+  return in.take_close(format.close) && add_call(name, object, calls);
+}
+
+// Hy3: the same, each call between marks of its own.
+bool read_key_block(CallReader& in, const CallFormat& format, const ToolTypes& types,
+                    std::vector<ToolCall>& calls) {
+  const CallTags& tags = *format.tags;
+  do {
+    std::string name, object;
     in.skip_space();
-    if (!in.take(kKeyValue)) return false;
-    CallTags ends = kKeyTags;
-    ends.ends = format.close;
-    if (!take_tagged_value(in, ends, {}, types.may_be_text(name, key), value)) return false;
-    object += (object.size() > 1 ? "," : "") + json_text(key) + ":" + types.json(name, key, value);
+    if (!in.take(tags.call) || !in.take_name(name) || !in.take(tags.named)) return false;
+    if (!read_key_values(in, tags, name, types, object) || !in.take(tags.ends)) return false;
+    if (!add_call(name, object, calls)) return false;
     in.skip_space();
-  }
-  if (object.size() == 1 && !types.has(name)) return false;  // a word alone need not be a function
-  return in.take_close(format.close) && add_call(name, object + "}", calls);
+  } while (in.is_next(tags.call));
+  return in.take_close(format.close);
 }
 
 // What is between <tool_call> and </tool_call> depends on the model.
@@ -531,6 +562,41 @@ bool read_kimi(CallReader& in, const CallFormat& format, const ToolTypes&, std::
   return in.take_close(format.close);
 }
 
+// Solar Open: each call is an id, a name and its arguments.
+bool read_solar(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
+  do {
+    std::string_view id, name, json;
+    in.skip_space();
+    if (!in.take(kSolarBegin) || !in.take_until(kSolarName, id) || !in.take_until(kSolarArguments, name))
+      return false;
+    in.skip_space();
+    if (!in.take_json(json)) return false;
+    in.skip_space();
+    if (!in.take(kSolarEnd) || !add_call(stripped(name), json, calls)) return false;
+    in.skip_space();
+  } while (in.is_next(kSolarBegin));
+  return in.take_close(format.close);
+}
+
+// Apertus: a list of objects {NAME: {...}}.
+bool read_named(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
+  std::string_view list;
+  in.skip_space();
+  if (!in.is_next("[") || !in.take_json(list)) return false;
+  const std::string json = compact_json(list);
+  if (!parse_or_null(json).is_array()) return false;
+  for (size_t at = 1; at + 1 < json.size();) {
+    const size_t end = json_value_end(json, at);
+    const std::string_view one = std::string_view(json).substr(at, end - at);
+    const Json call = parse_or_null(one);
+    if (!call.is_object() || call.size() != 1) return false;
+    const std::string name = call.begin().key();
+    if (!add_call(name, member(one, name), calls)) return false;
+    at = end + 1;
+  }
+  return !calls.empty() && in.take_close(format.close);
+}
+
 // Mistral: an array in JSON, or NAME[ARGS]{...}.
 bool read_mistral(CallReader& in, const CallFormat& format, const ToolTypes& types,
                   std::vector<ToolCall>& calls) {
@@ -566,26 +632,20 @@ constexpr CallFormat kFormats[] = {
     {"<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>", read_deepseek,
      kDeepSeek, nullptr, true},
     {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi, kKimi, nullptr, true},
+    {"<tool_calls:opensource>", "</tool_calls:opensource>", read_key_block, kKeys, &kHyTags, true},
+    {"<|tool_calls|>", "<|calls|>", read_solar, kSolar, nullptr, true},
+    {"<|tools_prefix|>", "<|tools_suffix|>", read_named, kNamed},
 };
 
 // Tokens inside calls.
 constexpr std::string_view kInnerMarks[] = {
-    kGemmaQuote,        kKeyTags.parameter, kKeyTags.key_ends,  kKeyValue,    kKeyTags.value_ends,
-    "\uff5cDSML\uff5c", kDeepSeekBegin,     kDeepSeekSeparator, kDeepSeekEnd, kKimiBegin,
-    kKimiArguments,     kKimiEnd,           "<|role_sep|>",     kMistralId,   kMistralArguments,
+    kGemmaQuote,       kKeyTags.parameter, kKeyTags.key_ends,  kKeyTags.value,    kKeyTags.value_ends,
+    kHyTags.call,      kHyTags.named,      kHyTags.ends,       kHyTags.parameter, kHyTags.key_ends,
+    kHyTags.value,     kHyTags.value_ends, "\uff5cDSML\uff5c", kDeepSeekBegin,    kDeepSeekSeparator,
+    kDeepSeekEnd,      kKimiBegin,         kKimiArguments,     kKimiEnd,          kSolarBegin,
+    kSolarName,        kSolarArguments,    kSolarEnd,          "<|role_sep|>",    kMistralId,
+    kMistralArguments,
 };
-
-// The text of a member of an object in compact JSON, in which numbers stay as they were written.
-std::string_view member(std::string_view object, const std::string& name) {
-  std::string_view found;
-  for (size_t at = 1; at < object.size() && object[at] == '"';) {
-    const size_t colon = json_value_end(object, at), end = json_value_end(object, colon + 1);
-    if (object.substr(at, colon - at) == "\"" + name + "\"")
-      found = object.substr(colon + 1, end - colon - 1);
-    at = end + 1;
-  }
-  return found;
-}
 
 // Reads {"name": ..., "arguments": {...}} in compact JSON. Llama writes "parameters" for arguments, Cohere
 // also "tool_name", and the whole may be the "function" of another object. An object whose arguments have yet
@@ -745,6 +805,7 @@ CallStyle written_calls(std::string_view text) {
   std::string_view inside = stripped(text.substr(mark.at + mark.mark.size()));
   const auto begins = [&](std::string_view word) { return inside.starts_with(word); };
   CallStyle style = {mark.format, mark.format->notation};
+  if (style.notation == CallNotation::kNamed) return style;
   if (begins("{") || (begins("[") && mark.format->read != read_python)) {
     style.notation = CallNotation::kJson;
   } else if (mark.format->read == read_mistral) {

@@ -58,6 +58,8 @@ enum class CallNotation {
   kPython,  // LFM2's
   kDeepSeek,
   kKimi,
+  kSolar,
+  kNamed,     // Apertus' {NAME: {...}}
   kArguments  // Mistral's NAME[ARGS]{...}
 };
 struct CallStyle {
