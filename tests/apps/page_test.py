@@ -21,6 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+import serve_tools
 from serve_client import BOOK, HEADS, Server
 
 KEY = "secret"
@@ -327,6 +328,44 @@ class BehindAProxy(unittest.TestCase):
             browser.quit()
             proxy.shutdown()
             proxy.server_close()
+        self.assertEqual(server.stop()[0], 0)
+
+
+class Thinker(unittest.TestCase):
+    def test_thoughts_are_folded_above_the_answer(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        model = os.path.join(folder.name, "thinker.gguf")
+        serve_tools.write_model(model, *serve_tools.Thoughts.model_of)
+        server = Server("--device", "cpu", "--pool", "2048", "--retention", "none", model=model)
+        browser = chromium()
+
+        def wait(condition):
+            return WebDriverWait(browser, PATIENCE).until(lambda _: condition())
+
+        def ask(question, answers):
+            browser.find_element(By.CSS_SELECTOR, "#question").send_keys(question, Keys.ENTER)
+            wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "article.answer[aria-busy=false]")) == answers)
+            article = browser.find_elements(By.CSS_SELECTOR, "article.answer")[-1]
+            details = article.find_element(By.CSS_SELECTOR, "details.thoughts")
+            self.assertFalse(details.get_attribute("open"))
+            self.assertIn("Maybe", details.get_attribute("textContent"))
+            text = article.find_element(By.CSS_SELECTOR, ".text")
+            self.assertLess(details.location["y"], text.location["y"])
+            return text.text
+
+        try:
+            browser.get(f"http://127.0.0.1:{server.port}/")
+            wait(lambda: "bytes" in browser.find_element(By.CSS_SELECTOR, "#bytes").text)
+            # The page offers no tools, so a call is text.
+            self.assertEqual(ask("What is 1 + 2?", 1), '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+            # The form that is asked for begins after the thoughts.
+            browser.find_element(By.CSS_SELECTOR, "#form summary").click()
+            browser.find_element(By.CSS_SELECTOR, "#schema").send_keys(json.dumps(serve_tools.NUMBERS))
+            self.assertEqual(json.loads(ask("And 3 + 4?", 2)), serve_tools.MEANT)
+            self.assertEqual([entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"], [])
+        finally:
+            browser.quit()
         self.assertEqual(server.stop()[0], 0)
 
 
