@@ -323,12 +323,6 @@ TEST(Options, ThatAreWrongAreNamed) {
        "heads"},
       {"mix without heads", [](O& o) { o.retention = THIMBLE_RETENTION_MIX; }, THIMBLE_INVALID_ARGUMENT,
        "heads"},
-      {"mix for a whole layer",
-       [](O& o) {
-         o.retention = THIMBLE_RETENTION_MIX;
-         o.retain_scope = THIMBLE_RETAIN_LAYER;
-       },
-       THIMBLE_INVALID_ARGUMENT, "retain_scope"},
       {"adore without heads", [](O& o) { o.retention = THIMBLE_RETENTION_ADORE; }, THIMBLE_INVALID_ARGUMENT,
        "controller"},
       {"rebuilding what nobody knows", [](O& o) { o.rebuild = 4; }, THIMBLE_INVALID_ARGUMENT, "adore"},

@@ -66,5 +66,15 @@ TEST(Mix, SharesMoreWithEachThanTheyShare) {
   EXPECT_GT(shared(mix, by_keys), alike);
 }
 
+TEST(Mix, IsForEachHeadAlone) {
+  const SeededModel m = seeded_model();
+  SessionOptions o = options(m, Retention::kMix);
+  o.retain_scope = RetainScope::kLayer;
+  const Status status = make_plan(*m.model, *cpu(), o).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("mix compares the keys of one head"), std::string::npos)
+      << status.message();
+}
+
 }  // namespace
 }  // namespace thimble::test

@@ -8,7 +8,8 @@
 namespace thimble {
 
 ThreadPool& CpuHost::pool() {
-  std::call_once(started_, [this] { pool_.emplace(threads_); });
+  const std::lock_guard lock(starting_);
+  if (!pool_) pool_.emplace(threads_);
   return *pool_;
 }
 

@@ -30,7 +30,7 @@ class CpuHost : public Host {
 
  private:
   uint32_t threads_;
-  std::once_flag started_;
+  std::mutex starting_;
   std::optional<ThreadPool> pool_;
 };
 
