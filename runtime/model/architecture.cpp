@@ -677,9 +677,10 @@ Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Family& family) {
 Status load_norm_kind(const Gguf& gguf, const Family& family, Model& model) {
   const std::string attention = std::string(family.name) + ".attention.",
                     rms = attention + "layer_norm_rms_epsilon";
+  const bool has_rms = gguf.find(rms);
   model.norms_center =
-      family.norm_kind == NormKind::kLayer || (family.norm_kind == NormKind::kByEpsilon && !gguf.find(rms));
-  const bool of_layer = model.norms_center || family.norm_kind == NormKind::kRmsOfLayer;
+      family.norm_kind == NormKind::kLayer || (family.norm_kind == NormKind::kByEpsilon && !has_rms);
+  const bool of_layer = model.norms_center || (family.norm_kind == NormKind::kRmsOfLayer && !has_rms);
   const std::string key = of_layer ? attention + "layer_norm_epsilon" : rms;
   THIMBLE_LET(epsilon, gguf.need_float(key));
   if (!(epsilon > 0 && epsilon < 1))

@@ -21,7 +21,7 @@ enum class Norms {  // of attention and feed-forward
 enum class NormKind {
   kRms,
   kLayer,       // subtracts the mean (cohere2)
-  kRmsOfLayer,  // kRms, with the epsilon of kLayer (nemotron_h)
+  kRmsOfLayer,  // kRms, with the epsilon of kLayer if the file only has that (nemotron_h)
   kByEpsilon    // kLayer if the file only has the epsilon of that (cohere2moe)
 };
 enum class Scales {  // of embeddings, of what layers add to the stream, of attention and of logits

@@ -110,6 +110,14 @@ TEST(SsmLoad, LayersOfNemotronHaveASinglePart) {
   EXPECT_TRUE(layers[2].attention()->output_bias);
 }
 
+// As llama.cpp does. Files that lack the first key are taken too.
+TEST(SsmLoad, NemotronHHasTheEpsilonOfRmsNorms) {
+  GgufWriter w = tiny("nemotron_h", {{true, false, false}, {false, false, true}, {false, true, false}});
+  EXPECT_FLOAT_EQ((*opened(w))->norm_epsilon, 1e-6f);
+  w.set("nemotron_h.attention.layer_norm_rms_epsilon", 1e-3f);
+  EXPECT_FLOAT_EQ((*opened(w))->norm_epsilon, 1e-3f);
+}
+
 TEST(SsmLoad, RefusesSizesThatItCannotCompute) {
   const struct {
     const char* key;
