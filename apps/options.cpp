@@ -194,6 +194,10 @@ void add_policy_flags(CLI::App& app, Settings& s) {
          "how many bytes a token then reads. all is not for a selection (default: 512)")
       ->type_name("N|all")
       ->group(store);
+  app.add_flag("--recall-prefill", o.recall_prefill,
+               "With --recall all, attend to the whole store while a text is read, too: as exact as dense "
+               "attention, and as slow")
+      ->group(store);
   app.add_option("--recall-every", o.recall_every,
                  "Generated tokens after which the latest ones choose again what comes back; not with "
                  "--recall all (default: 32)")

@@ -70,7 +70,7 @@ Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   Step step = new_rows(engine_->chunk_program(rows), rows);
   step.last = engine_->tail() + logits;
   step.evicts = evicts;
-  step.reads_store = !evicts && options().recalls_all();
+  step.reads_store = options().recalls_all() && (!evicts || options().recall_prefill);
   step.ends_prompt = last;
   return start({.work = Work::kChunk,
                 .step = step,

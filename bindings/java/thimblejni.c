@@ -89,7 +89,7 @@ static const Row kOptions[] = {
     I(context),   I(seed),         I(select_page), I(dense_layers),   I(watch),
     I(rebuild),   I(rebuild_every), I(draft),      I(draft_tokens),
     I(recall_format), J(recall_mem_bytes), I(recall), I(recall_every),
-    J(recall_disk_bytes), I(key_format), I(value_format)};
+    J(recall_disk_bytes), I(key_format), I(value_format), I(recall_prefill)};
 #undef STRUCT
 
 #define STRUCT thimble_sampler_options

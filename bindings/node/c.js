@@ -61,7 +61,7 @@ export const structs = {
       ...fields('uint32_t', 'select_page dense_layers watch rebuild rebuild_every'), ...fields('int32_t', 'draft'),
       ...fields('uint32_t', 'draft_tokens'), recall_format: 'int32_t', draft_model: 'void *',
       recall_mem_bytes: 'uint64_t', ...fields('uint32_t', 'recall recall_every'), recall_disk_bytes: 'uint64_t',
-      ...fields('int32_t', 'key_format value_format') }),
+      ...fields('int32_t', 'key_format value_format'), ...fields('uint32_t', 'recall_prefill reserved') }),
   thimble_memory: koffi.struct('thimble_memory',
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),

@@ -47,6 +47,7 @@ export interface SessionOptions {
   recallMemBytes?: number;
   recall?: number | 'all';
   recallEvery?: number;
+  recallPrefill?: number;
   recallDiskBytes?: number;
   keyFormat?: 'f16' | 'q8_0' | 'q4_0';
   valueFormat?: 'f16' | 'q8_0' | 'q4_0';

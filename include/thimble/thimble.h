@@ -629,6 +629,9 @@ typedef struct thimble_session_options {
                                    of 32 channels wide, or where keys have a large bias, and Q8_0 instead of Q4_0 where
                                    keys have a bias or few layers see the whole text (thimble_memory.finer_layers) */
   int32_t value_format;         /* the same for values, whatever their bias */
+  uint32_t recall_prefill;      /* with THIMBLE_RECALL_ALL. 0: a text attends to the pool while it is read; 1: to the whole
+                                   store too, so that nothing is lost, in the time of dense attention */
+  uint32_t reserved;
 } thimble_session_options;
 
 /* Fill in the defaults. `struct_size` is sizeof *options. */

@@ -312,6 +312,10 @@ Status resolve_recall(SessionOptions& o) {
         traits(o.retention).evicts() ? "it reads evicted tokens again by itself" : "it evicts nothing");
   if (!o.recall) o.recall = kDefaultRecall;
   if (!o.recalls_all()) {
+    if (o.recall_prefill)
+      return error(Code::kInvalidArgument,
+                   "only with recall all does a text attend to the store while it is read; leave "
+                   "recall_prefill out, or recall all");
     if (!o.recall_every) o.recall_every = kDefaultRecallEvery;
     return {};
   }

@@ -113,7 +113,8 @@ enum class Saved { kNo, kYes, kOnHost, kWithStore, kIfSet };
   X(uint32_t,    recall_every,   0,                     kCount,                 Saved::kWithStore) \
   X(KvFormat,    recall_format,  KvFormat::kF16,        {kKvFormatChoices},     Saved::kWithStore) \
   X(KvFormat,    key_format,     KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)  \
-  X(KvFormat,    value_format,   KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)
+  X(KvFormat,    value_format,   KvFormat::kF16,        {kKvFormatChoices},     Saved::kIfSet)  \
+  X(bool,        recall_prefill, false,                 {kYesOrNo},             Saved::kWithStore)
 // clang-format on
 
 struct SessionOptions {

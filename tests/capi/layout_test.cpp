@@ -10,7 +10,7 @@
 // These are the sizes with 8-byte pointers; with 4-byte pointers, structs that contain pointers are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 200);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 208);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -140,6 +140,7 @@ OFFSET(thimble_session_options, recall_every, 180);
 OFFSET(thimble_session_options, recall_disk_bytes, 184);
 OFFSET(thimble_session_options, key_format, 192);
 OFFSET(thimble_session_options, value_format, 196);
+OFFSET(thimble_session_options, recall_prefill, 200);
 
 static_assert(sizeof(thimble_memory) == 200);
 OFFSET(thimble_memory, struct_size, 0);

@@ -178,6 +178,24 @@ TEST_P(Families, EqualDenseIfAllIsRecalled) {
   }
 }
 
+// The same with a pool that is small while the text is read, if reading attends to the store too.
+TEST_P(Families, AreReadDenselyWithTheStore) {
+  SessionOptions o = retaining(Retention::kWindow, 60);
+  o.recall_mem = 8 << 20;
+  o.recall = kRecallAll;
+  o.recall_prefill = true;
+  const auto made = Session::create(model_, cpu(), o);
+  if (!made.ok()) {
+    EXPECT_TRUE(made.status().code() == Code::kUnsupported &&
+                std::string(GetParam()).starts_with("deepseek2"))
+        << made.status().message();
+    return;
+  }
+  const auto plain = open(dense());
+  expect_close(read(**made, text()), read(*plain, text()));
+  EXPECT_GT(must((*made)->stats()).stored, 0u);
+}
+
 // Checks what every head holds: ascending positions, including the last tokens, and as many as its layer
 // allows.
 void expect_kept(const Session& session, const Model& model, uint32_t pool, uint32_t local,

@@ -305,6 +305,23 @@ TEST(RecalledAll, AttentionIsDense) {
     }
 }
 
+// If the text is also read with the store, nothing is lost in a model of several layers either. Sums in
+// another order move few numbers of the later layers to the next one in f16.
+TEST(RecalledAll, ReadingIsDenseToo) {
+  const std::vector<int32_t> text = seeded_tokens(300);
+  for (const Retention retention : {Retention::kWindow, Retention::kKeyDiff, Retention::kRandom})
+    for (const bool in_file : {false, true}) {
+      const SeededModel m = seeded_model();
+      SessionOptions o = with_all();
+      o.retention = retention;
+      if (in_file) std::swap(o.recall_mem, o.recall_disk);
+      const std::vector<float> expected = read(*open_session(m.model, {.pool = 1000, .chunk = 32}), text);
+      EXPECT_GT(largest_difference(expected, read(*open_session(m.model, o), text)), 1e-2f);
+      o.recall_prefill = true;
+      EXPECT_LT(largest_difference(expected, read(*open_session(m.model, o), text)), 1e-4f);
+    }
+}
+
 // Of a store in a file, each layer's rows are read before its attention.
 TEST(RecalledAll, AFileGivesTheSameBits) {
   Seeded wide;
@@ -547,6 +564,9 @@ TEST(RecalledAll, RefusesWhatCannotBe) {
   SessionOptions o = with_all();
   o.recall_every = 8;
   EXPECT_NE(refusal(o).find("leave recall_every out"), std::string::npos);
+  o = with_store(64);
+  o.recall_prefill = true;
+  EXPECT_NE(refusal(o).find("leave recall_prefill out"), std::string::npos);
   o = with_all();
   o.selection = Selection::kQuest;
   EXPECT_NE(refusal(o).find("quest attends to a part of the pool"), std::string::npos);

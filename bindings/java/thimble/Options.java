@@ -41,6 +41,7 @@ public final class Options {
   public long recallMemBytes;
   public int recall;
   public int recallEvery;
+  public int recallPrefill;
   public long recallDiskBytes;
   public int keyFormat;
   public int valueFormat;

@@ -189,6 +189,7 @@ class Options:
     recall_mem_bytes: Optional[int] = None
     recall: Union[int, str, None] = None  # or "all"
     recall_every: Optional[int] = None
+    recall_prefill: Optional[int] = None
     recall_disk_bytes: Optional[int] = None
     key_format: Optional[str] = None  # the same
     value_format: Optional[str] = None  # the same

@@ -78,7 +78,7 @@ class thimble_session_options(ctypes.Structure):
                 ("rebuild_every", c_uint32), ("draft", c_int32), ("draft_tokens", c_uint32), ("recall_format", c_int32),
                 ("draft_model", c_void_p), ("recall_mem_bytes", c_uint64), ("recall", c_uint32),
                 ("recall_every", c_uint32), ("recall_disk_bytes", c_uint64), ("key_format", c_int32),
-                ("value_format", c_int32)]
+                ("value_format", c_int32), ("recall_prefill", c_uint32), ("reserved", c_uint32)]
 
 
 class thimble_memory(ctypes.Structure):

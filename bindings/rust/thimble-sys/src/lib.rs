@@ -99,7 +99,7 @@ structs! {
         progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
         rebuild_every: u32, draft: i32, draft_tokens: u32, recall_format: i32, draft_model: *const thimble_model,
         recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64, key_format: i32,
-        value_format: i32,
+        value_format: i32, recall_prefill: u32, reserved: u32,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,

@@ -80,7 +80,7 @@ impl Options {
         positions: Positions, context: u32, seed: u32, select_page: u32, dense_layers: u32, watch: u32,
         rebuild: u32, rebuild_every: u32, draft: Draft, draft_tokens: u32,
         recall_format: KvFormat, recall_mem_bytes: u64, recall: u32, recall_every: u32, recall_disk_bytes: u64, key_format: KvFormat,
-        value_format: KvFormat,
+        value_format: KvFormat, recall_prefill: u32,
     }
 
     /// "auto", "cpu", "cuda:0", "vulkan:0". Text after a NUL character is ignored.
