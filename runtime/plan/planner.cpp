@@ -298,7 +298,7 @@ Status resolve_recall(SessionOptions& o) {
         Code::kInvalidArgument,
         "the store of evicted entries is in memory or in a file; leave out recall_mem or recall_disk");
   if (!o.recall_mem && !o.recall_disk) {
-    if (!o.recall) return {};
+    if (!o.recall && !o.recall_prefill) return {};
     return error(
         Code::kInvalidArgument,
         "entries are recalled from a store of evicted entries; give the store a size with recall_mem "

@@ -567,6 +567,8 @@ TEST(RecalledAll, RefusesWhatCannotBe) {
   o = with_store(64);
   o.recall_prefill = true;
   EXPECT_NE(refusal(o).find("leave recall_prefill out"), std::string::npos);
+  o.recall_mem = o.recall = 0;
+  EXPECT_NE(refusal(o).find("give the store a size"), std::string::npos);
   o = with_all();
   o.selection = Selection::kQuest;
   EXPECT_NE(refusal(o).find("quest attends to a part of the pool"), std::string::npos);
