@@ -256,14 +256,13 @@ void Chat::show_memory() {
 
 void Chat::show_policy() {
   const thimble_memory held = memory(session_);
-  const thimble_session_options& o = settings_.session;
-  std::fprintf(
-      stderr, "retention=%s pool=%u chunk=%u retain-scope=%s selection=%s positions=%s mem-budget=%s\n",
-      thimble_retention_name(retention_.policy), held.pool, held.chunk,
-      o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head", thimble_selection_name(o.selection),
-      o.positions == THIMBLE_POSITIONS_ORIGINAL || o.selection == THIMBLE_SELECTION_QUEST ? "original"
-                                                                                          : "list",
-      held.budget ? format_size(held.budget).c_str() : "none");
+  const thimble_session_options o = decided_options(session_);
+  std::fprintf(stderr,
+               "retention=%s pool=%u chunk=%u retain-scope=%s selection=%s positions=%s mem-budget=%s\n",
+               thimble_retention_name(retention_.policy), held.pool, held.chunk,
+               o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head", thimble_selection_name(o.selection),
+               o.positions == THIMBLE_POSITIONS_ORIGINAL ? "original" : "list",
+               held.budget ? format_size(held.budget).c_str() : "none");
 }
 
 void Chat::change_policy(const std::string& words) {

@@ -59,7 +59,7 @@ bool read_prompt(const Session& session, const Prompt& prompt, uint64_t first, P
 void check_room(const Session& session, const thimble_session_options& options, uint64_t tokens) {
   const thimble_memory held = memory(session);
   const std::string count = "context_length_exceeded: the prompt's " + format_count(tokens) + " tokens ";
-  if (options.retention == THIMBLE_RETENTION_NONE && tokens > held.capacity)
+  if (!(thimble_retention_traits(options.retention) & THIMBLE_TRAIT_EVICTS) && tokens > held.capacity)
     throw Failure(THIMBLE_CONTEXT_FULL, count + "do not fit in a pool of " + format_count(held.pool) +
                                             ", which has room for " + format_count(held.capacity) +
                                             " with an answer; make the pool larger, or choose a retention "

@@ -337,7 +337,7 @@ void Scheduler::fill(const Policies& policies) {
       kinds_settings.push_back(settings_hash(*first, settings_, cache_->folder()));
   const std::lock_guard lock(mutex_);
   kinds_settings_ = std::move(kinds_settings);
-  evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
+  evicts_ = thimble_retention_traits(policies.retention.policy) & THIMBLE_TRAIT_EVICTS;
   moves_on_ = evicts_ || memory(*firsts.front()).states || model_info(model_).window_layers;
   kinds_memory_.clear();
   for (const Session* first : firsts) kinds_memory_.push_back(memory(*first));
@@ -1008,8 +1008,8 @@ bool Scheduler::pays(const Slot& slot, uint64_t reach) const {
   return cache_ && reach >= slot.saved + std::max(2 * chunk, reach / 32);
 }
 
-// Counts the tokens of the prompt that were read now and that files hold, or will after the answer. A disk that
-// refused the last state is not expected to take the next one.
+// Counts the tokens of the prompt that were read now and that files hold, or will after the answer. A disk
+// that refused the last state is not expected to take the next one.
 void Scheduler::count_saved(const Slot& slot, Usage& usage) const {
   if (cache_ && cache_->fails()) {
     usage.saved = 0;
