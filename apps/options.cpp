@@ -316,8 +316,7 @@ void add_session_flags(CLI::App& app, Settings& s) {
       ->type_name("NAME");
   app.add_option("-t,--threads", s.session.threads,
                  "Worker threads of the CPU, with a card only for its store of evicted entries (default: one "
-                 "for each "
-                 "core that this process may use, for a card at most 16)")
+                 "for each core that this process may use, for a card at most 16)")
       ->type_name("N");
   app.add_option("-s,--seed", s.seed,
                  "Seed of sampling and of --retention random; -1: a random one (default: 0)")
