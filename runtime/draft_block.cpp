@@ -60,7 +60,7 @@ void DraftBlock::keep_entries(uint32_t count) {
   std::fill(state_.entries.begin(), state_.entries.end(), count);
 }
 
-// If there is no more room for rows, those that wait are read.
+// Reads the tokens that wait when their rows fill the buffer.
 void DraftBlock::follow(uint64_t position, const View& rows) {
   const uint64_t row_bytes = engine_->model().shape.d_model * sizeof(float);
   const auto count = static_cast<uint32_t>(rows.bytes / row_bytes);

@@ -11,8 +11,8 @@
 
 namespace thimble {
 
-// A token without a row before it has no entry: the first of a text, or after a rewind. If a step fails, all
-// entries are forgotten, and there is no guess.
+// A token without a row before it has no entry: the first of a text, or after a rewind. If a step fails,
+// the layer forgets all entries and guesses nothing.
 class DraftBlock : public Drafter {
  public:
   // `target`: the resolved options of the session for which it drafts.

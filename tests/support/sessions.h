@@ -22,6 +22,16 @@ T must(Result<T> result) {
   return std::move(*result);
 }
 
+// Repeats a call as long as it is interrupted. Returns the number of interrupts.
+template <typename Call>
+int insist(const Call& call) {
+  int interrupts = 0;
+  Status status;
+  while ((status = call()).code() == Code::kInterrupted) ++interrupts;
+  must(status);
+  return interrupts;
+}
+
 inline std::shared_ptr<Device> cpu() {
   static const std::shared_ptr<Device> device = must(open_device("cpu", {.threads = 2}));
   return device;
