@@ -145,6 +145,9 @@ constexpr size_t kManyLayers = 168, kExchanges[] = {184, 185}, kExchangesInF16[]
 // In these texts of nemotron_h_moe, two experts' scores differ by 3e-4 and by 2e-5 at one token, so that the
 // order of sums decides which of them it goes to. The text after the first has no such token.
 constexpr size_t kNearlyEqual[] = {72, 76}, kNotEqual = 73;
+// In this text of deepseek2, two experts' scores differ by 8e-6. BLIS decides by the processor in which order
+// it sums; the other expert moves a logit by 0.0144.
+constexpr size_t kNearlyEqualOnCpu = 96;
 
 // The newer families.
 class FamilyGoldens : public ArchitectureGoldens {};
@@ -167,9 +170,8 @@ TEST_P(FamilyGoldens, AreReproduced) {
   const bool rounds = rounds_to_halves(device), exchanges = is_in(kExchanges) ||
                                                             (rounds && is_in(kExchangesInF16)) ||
                                                             (device != "cpu" && is_in(kNearlyEqual));
-  const float native = golden.at("native"), exchange = exchanges                     ? 0.35f
-                                                       : rounds && has_experts(name) ? kOtherExpert
-                                                                                     : 0;
+  const bool other = rounds ? has_experts(name) : number == kNearlyEqualOnCpu;
+  const float native = golden.at("native"), exchange = exchanges ? 0.35f : other ? kOtherExpert : 0;
   expect_golden(golden, 1000 + number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
                 native + exchange + (rounds ? 2 * kHalves : 0), opened(device));
 }
