@@ -115,6 +115,7 @@ Command add_plan(CLI::App& root) {
   add_predict_flag(*app, settings);
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
+  add_draft_flags(*app, settings);
   app->footer(
       "The exit code is 1 if the session does not fit the budget. The message says how much is missing.\n\n"
       "Examples:\n"

@@ -488,6 +488,25 @@ TEST(Plan, ShowsTheStatesOfRecurrentLayers) {
       << table;
 }
 
+TEST(Plan, CountsDraftsAsRunDoes) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  const test::SyntheticFile model("tiny-glm4moe f16 FILE --seed 1", "plan_drafts");
+  const std::string flags = " --json --pool 500 -n 4 --retention none -m " + model.path();
+  const auto memory = [&](const std::string& command) {
+    const Outcome outcome = thimble(command + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out).at("memory");
+  };
+  const Json none = memory("plan");
+  EXPECT_EQ(none.at("draft"), 0);
+  for (const std::string& draft : {std::string("lookup"), std::string("mtp"), model.path()}) {
+    const Json planned = memory("plan --draft " + draft), run = memory("run -p x --draft " + draft);
+    EXPECT_GT(planned.at("total"), none.at("total")) << draft;
+    EXPECT_EQ(planned.at("draft") > 0, draft != "lookup") << draft;
+    EXPECT_EQ(planned.at("total"), run.at("held").at("total")) << draft;
+  }
+}
+
 TEST(Plan, ShowsTheBytesOfFormatsOfKeysAndValues) {
   THIMBLE_NEEDS(kModel);
   const auto pool = [&](const std::string& kv) {
