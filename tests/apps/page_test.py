@@ -331,42 +331,135 @@ class BehindAProxy(unittest.TestCase):
         self.assertEqual(server.stop()[0], 0)
 
 
-class Thinker(unittest.TestCase):
-    def test_thoughts_are_folded_above_the_answer(self):
+class Chain(unittest.TestCase):
+    """A browser, and a server with a model of serve_tools.py."""
+    model_of = ()  # template, special tokens, chains
+
+    def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        model = os.path.join(folder.name, "thinker.gguf")
-        serve_tools.write_model(model, *serve_tools.Thoughts.model_of)
-        server = Server("--device", "cpu", "--pool", "2048", "--retention", "none", model=model)
-        browser = chromium()
+        model = os.path.join(folder.name, "chain.gguf")
+        serve_tools.write_model(model, *self.model_of)
+        self.server = Server("--device", "cpu", "--slots", "1", "--pool", "2048", "--retention", "none", model=model)
+        self.browser = chromium()
+        self.addCleanup(self.browser.quit)
+        self.browser.get(f"http://127.0.0.1:{self.server.port}/")
+        self.wait(lambda: "bytes" in self.find("#bytes").text)
 
-        def wait(condition):
-            return WebDriverWait(browser, PATIENCE).until(lambda _: condition())
+    def tearDown(self):
+        self.assertEqual([entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"], [])
+        self.browser.get("about:blank")
+        self.assertEqual(self.server.stop()[0], 0)
 
-        def ask(question, answers):
-            browser.find_element(By.CSS_SELECTOR, "#question").send_keys(question, Keys.ENTER)
-            wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "article.answer[aria-busy=false]")) == answers)
-            article = browser.find_elements(By.CSS_SELECTOR, "article.answer")[-1]
+    def wait(self, condition):
+        try:
+            return WebDriverWait(self.browser, PATIENCE, poll_frequency=0.1).until(lambda _: condition())
+        except TimeoutException:
+            raise AssertionError("the page never came to that: " + self.find("body").text) from None
+
+    def find(self, selector):
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def answer(self, number):
+        """The answer with this number, when it is whole."""
+        self.wait(lambda: len(self.all("article.answer[aria-busy=false]")) == number and self.find("#send").is_displayed())
+        return self.all("article.answer")[-1]
+
+    def ask(self, question, number):
+        self.find("#question").send_keys(question, Keys.ENTER)
+        return self.answer(number)
+
+    def read(self):
+        """The text that the slot holds."""
+        return "".join(segment["text"] for segment in self.server.get("/thimble/kept?slot=0")["segments"])
+
+
+class Thinker(Chain):
+    model_of = serve_tools.Thoughts.model_of
+
+    def answer_below_thoughts(self, question, number):
+        article = self.ask(question, number)
+        details = article.find_element(By.CSS_SELECTOR, "details.thoughts")
+        self.assertFalse(details.get_attribute("open"))
+        self.assertIn("Maybe", details.get_attribute("textContent"))
+        text = article.find_element(By.CSS_SELECTOR, ".text")
+        self.assertLess(details.location["y"], text.location["y"])
+        self.assertEqual(self.all(".end"), [])
+        return text.text
+
+    def test_thoughts_are_folded_above_the_answer(self):
+        # Without tools a call is text.
+        call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        self.assertEqual(self.answer_below_thoughts("What is 1 + 2?", 1), call)
+        # The form that is asked for begins after the thoughts.
+        self.find("#form summary").click()
+        self.find("#schema").send_keys(json.dumps(serve_tools.NUMBERS))
+        self.assertEqual(json.loads(self.answer_below_thoughts("And 3 + 4?", 2)), serve_tools.MEANT)
+
+
+class OnlyThinker(Chain):
+    model_of = (serve_tools.THINKER, serve_tools.MARKS, [["<think>", "Maybe it is 3.", "</think>", "<|end|>"]])
+
+    def test_thoughts_without_an_answer_are_shown(self):
+        for number in (1, 2):
+            article = self.ask("What is 1 + 2?", number)
             details = article.find_element(By.CSS_SELECTOR, "details.thoughts")
             self.assertFalse(details.get_attribute("open"))
-            self.assertIn("Maybe", details.get_attribute("textContent"))
-            text = article.find_element(By.CSS_SELECTOR, ".text")
-            self.assertLess(details.location["y"], text.location["y"])
-            return text.text
+            self.assertIn("Maybe it is 3.", details.get_attribute("textContent"))
+            self.assertFalse(article.find_element(By.CSS_SELECTOR, ".text").is_displayed())
+            self.assertEqual(article.find_element(By.CSS_SELECTOR, ".end").text, "The model ended without an answer.")
+            self.assertEqual(self.find("#question").get_attribute("value"), "")
+        self.assertEqual(self.read().count("<|user|>What is 1 + 2?"), 2)
 
-        try:
-            browser.get(f"http://127.0.0.1:{server.port}/")
-            wait(lambda: "bytes" in browser.find_element(By.CSS_SELECTOR, "#bytes").text)
-            # The page offers no tools, so a call is text.
-            self.assertEqual(ask("What is 1 + 2?", 1), '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-            # The form that is asked for begins after the thoughts.
-            browser.find_element(By.CSS_SELECTOR, "#form summary").click()
-            browser.find_element(By.CSS_SELECTOR, "#schema").send_keys(json.dumps(serve_tools.NUMBERS))
-            self.assertEqual(json.loads(ask("And 3 + 4?", 2)), serve_tools.MEANT)
-            self.assertEqual([entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"], [])
-        finally:
-            browser.quit()
-        self.assertEqual(server.stop()[0], 0)
+
+class Caller(Chain):
+    # 2 calls with a long integer and an empty list, and then an answer.
+    CALLS = ('<tool_call>{"name": "add", "arguments": {"a": 12345678901234567890, "b": []}}</tool_call>'
+             '<tool_call>{"name": "say", "arguments": {"text": "a, {b}"}}</tool_call>')
+    model_of = (serve_tools.TEMPLATE, serve_tools.SPECIAL,
+                [["<|assistant|>", CALLS, "<|end|>"], ["<|result|>", "It is 3.", "<|end|>"]])
+
+    def test_calls_are_shown_and_their_results_continue_the_conversation(self):
+        self.browser.set_window_size(1280, 800)
+        self.find("#offer summary").click()
+        tools, question = self.find("#tools"), self.find("#question")
+        for wrong in ('{"name": "add"}', "[{]", '["add"]', "[null]", '[{"function": {}}]'):
+            tools.clear()
+            tools.send_keys(wrong)
+            question.send_keys("What is 1 + 2?", Keys.ENTER)
+            self.wait(lambda: self.find("#problem").text == 'The tools must be a JSON list of functions, each with a "name".')
+            self.wait(lambda: self.find("#send").is_displayed())
+            self.assertEqual(question.get_attribute("value"), "What is 1 + 2?")
+            self.assertEqual(self.all("article"), [])
+            question.clear()
+        # Nothing was sent.
+        self.assertIsNone(self.server.get("/thimble/state")["last"])
+        tools.clear()
+        tools.send_keys(json.dumps([{"name": "add", "parameters": serve_tools.SCHEMA}, {"type": "function", "function": {"name": "say"}}]))
+        article = self.ask("What is 1 + 2?", 1)
+        self.assertFalse(article.find_element(By.CSS_SELECTOR, ".text").is_displayed())
+        self.assertEqual([title.text for title in article.find_elements(By.CSS_SELECTOR, "strong")], ["Call of add", "Call of say"])
+        self.assertEqual([call.get_attribute("textContent") for call in article.find_elements(By.CSS_SELECTOR, "pre")],
+                         ['{\n  "a": 12345678901234567890,\n  "b": []\n}', '{\n  "text": "a, {b}"\n}'])
+        # The results come before another question.
+        question.send_keys("And 3 + 4?", Keys.ENTER)
+        self.assertEqual(self.find("#problem").text, "Send the results of the calls first, or start over.")
+        question.clear()
+        for field, name, result in zip(article.find_elements(By.CSS_SELECTOR, "textarea"), ("add", "say"), ("3 <b>", "said")):
+            self.assertEqual(self.find(f"label[for={field.get_attribute('id')}]").text, "Result of " + name)
+            field.send_keys(result)
+        if "PAGE_SCREENSHOTS" in os.environ:
+            self.browser.save_screenshot(os.environ["PAGE_SCREENSHOTS"] + "/calls.png")
+        article.find_element(By.CSS_SELECTOR, "button").click()
+        self.assertEqual(self.answer(2).find_element(By.CSS_SELECTOR, ".text").text, "It is 3.")
+        self.assertFalse(article.find_element(By.CSS_SELECTOR, "button").is_displayed())
+        self.assertEqual(article.find_element(By.CSS_SELECTOR, "textarea").get_attribute("value"), "3 <b>")
+        self.assertIn('<|assistant|><tool_call>{"name": "add"', self.read())
+        self.assertIn("<|tool|>3 <b><|end|><|tool|>said<|end|><|result|>It is 3.", self.read())
+        self.ask("And 3 + 4?", 3)
 
 
 if __name__ == "__main__":
