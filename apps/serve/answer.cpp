@@ -2,6 +2,7 @@
 #include "apps/serve/answer.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "apps/serve/filters.h"
@@ -32,14 +33,24 @@ constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
                                       {"<seed:think>", "</seed:think>"},
                                       {"<mm:think>", "</mm:think>"},
                                       {"<|START_THINKING|>", "<|END_THINKING|>"},
+                                      {"<think:opensource>", "</think:opensource>"},
+                                      {"<|inner_prefix|>", "<|inner_suffix|>"},
                                       {"<|channel>thought", "<channel|>"}};
+// Apertus calls tools in the middle of a thought, which goes on after their results.
+constexpr std::string_view kInnerCalls = "<|tools_prefix|>", kInnerEnd = "<|inner_suffix|>";
 
 // The harmony format: <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>, with " to=RECIPIENT" before or
 // after the channel. The prompt ends with <|start|>assistant.
 constexpr std::string_view kStartMark = "<|start|>", kChannelMark = "<|channel|>",
                            kMessageMark = "<|message|>", kFunctions = "functions.";
-constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>"};
+constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", kStartMark};
 constexpr size_t kLongestHeader = 512;
+
+// Solar Open: <|begin|>assistant<|think|>TEXT<|end|>, or <|content|> for <|think|>, or a mark of calls. The
+// prompt ends with <|begin|>assistant.
+constexpr std::string_view kTurnBegin = "<|begin|>", kTurn = "<|begin|>assistant", kTurnThought = "<|think|>",
+                           kTurnText = "<|content|>";
+constexpr std::string_view kTurnEnds[] = {"<|end|>", kTurnBegin};
 
 // Reads a fenced block, with which the text begins. It is a call if there is nothing else in it than calls of
 // known tools. Their names come first, so that other blocks need not be held back.
@@ -77,6 +88,7 @@ Opening opening_of(std::string_view prompt) {
   Opening opening;
   prompt = stripped(prompt);
   if (prompt.ends_with("<|start|>assistant")) opening.kind = Opening::Kind::kHarmony;
+  if (prompt.ends_with(kTurn)) opening.kind = Opening::Kind::kSolar;
   for (const ThoughtMarks& marks : kThoughts) {
     if (!prompt.ends_with(marks.open)) continue;
     opening.kind = Opening::Kind::kThought;
@@ -92,6 +104,9 @@ std::string begun_answer(const Opening& opening, const Json& message) {
     return (thoughts.empty() ? ""
                              : "<|channel|>analysis<|message|>" + thoughts + "<|end|><|start|>assistant") +
            "<|channel|>final<|message|>" + content;
+  if (opening.kind == Opening::Kind::kSolar)
+    return (thoughts.empty() ? "" : "<|think|>" + thoughts + "<|end|><|begin|>assistant") + "<|content|>" +
+           content;
   const bool opened = opening.kind == Opening::Kind::kThought;
   if (!opened && thoughts.empty()) return content;
   return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") +
@@ -124,13 +139,15 @@ std::string call_id(const Identity& who, size_t index) {
 }
 
 bool opens_thought(std::string_view token) {
-  return std::any_of(std::begin(kThoughts), std::end(kThoughts),
-                     [&](const ThoughtMarks& marks) { return token == marks.open; });
+  return token == kTurnThought || std::any_of(std::begin(kThoughts), std::end(kThoughts),
+                                              [&](const ThoughtMarks& marks) { return token == marks.open; });
 }
+
+bool opens_text(std::string_view token) { return token == kTurnText; }
 
 bool is_mark(std::string_view token) {
   const auto is = [&](std::string_view mark) { return token == mark; };
-  return is_call_mark(token) || is("<|channel>") ||
+  return is_call_mark(token) || is("<|channel>") || is(kTurnBegin) || is(kTurnThought) || is(kTurnText) ||
          std::any_of(std::begin(kThoughts), std::end(kThoughts),
                      [&](const ThoughtMarks& marks) { return is(marks.open) || is(marks.close); });
 }
@@ -139,11 +156,13 @@ AnswerFilter::AnswerFilter(const Opening& opening, const Json& tools)
     : finds_calls_(!tools.is_null()),
       types_(tools),
       state_(State::kStart),
-      thought_end_(opening.thought_end) {
-  const bool harmony = opening.kind == Opening::Kind::kHarmony;
+      thought_end_(opening.thought_end),
+      solar_(opening.kind == Opening::Kind::kSolar),
+      has_role_(solar_) {
+  const bool in_messages = solar_ || opening.kind == Opening::Kind::kHarmony;
   if (opening.goes_on)
-    state_ = harmony ? State::kMessage : State::kText;
-  else if (harmony)
+    state_ = in_messages ? State::kMessage : State::kText;
+  else if (in_messages)
     state_ = State::kHeader;
   else if (opening.kind == Opening::Kind::kThought)
     state_ = State::kThought;
@@ -165,8 +184,9 @@ std::vector<Part> AnswerFilter::finish() {
 }
 
 AnswerFilter::Place AnswerFilter::place() const {
-  if (thinks() || state_ == State::kHeader) return Place::kBefore;
   const bool blank = stripped(held_).empty();
+  if (state_ == State::kHeader && has_role_ && blank) return Place::kStart;
+  if (thinks() || state_ == State::kHeader) return Place::kBefore;
   if (blank && (state_ == State::kStart || (state_ == State::kMessage && recipient_.empty() && !spoke_)))
     return Place::kStart;
   const bool call = state_ == State::kMessage ? !recipient_.empty() : state_ == State::kCall;
@@ -188,7 +208,7 @@ bool AnswerFilter::step(bool last) {
     case State::kFence:
       return fence(last);
     case State::kHeader:
-      return header(last);
+      return solar_ ? solar_header(last) : header(last);
     case State::kMessage:
       return message(last);
   }
@@ -241,15 +261,25 @@ bool AnswerFilter::bare(bool last) {
 }
 
 bool AnswerFilter::thought(bool last) {
-  const size_t end = held_.find(thought_end_);
+  const std::string_view calls = finds_calls_ && thought_end_ == kInnerEnd ? kInnerCalls : thought_end_;
+  const size_t end = std::min(held_.find(thought_end_), held_.find(calls));
   if (end == std::string::npos) {
-    add_thought(take(held_.size() - (last ? 0 : begun(held_, thought_end_))));
+    const size_t held_back = std::max(begun(held_, thought_end_), begun(held_, calls));
+    add_thought(take(held_.size() - (last ? 0 : held_back)));
     return false;
   }
   add_thought(take(end));
+  if (!held_.starts_with(thought_end_)) {
+    open_ = find_open_mark(held_);
+    held_.erase(0, calls.size());
+    interrupted_ = true;
+    state_ = State::kCall;
+    return true;
+  }
   held_.erase(0, thought_end_.size());
   separate();
   beside_ = true;
+  interrupted_ = false;
   state_ = State::kStart;
   return true;
 }
@@ -294,10 +324,12 @@ bool AnswerFilter::call(bool last) {
   size_t length = 0;
   const Found found = read_calls(*open_.format, held_, last, types_, calls, length);
   if (found == Found::kMore) return false;
-  state_ = State::kText;
+  state_ = interrupted_ ? State::kThought : State::kText;
   if (found == Found::kCalls) {
     add_calls(std::move(calls));
     held_.erase(0, length);
+  } else if (interrupted_) {
+    add_thought(open_.mark);
   } else {
     add_text(open_.mark);  // not a call but a mention of the mark; text and a call may follow it
   }
@@ -322,17 +354,57 @@ bool AnswerFilter::header(bool last) {
   analysis_ = channel != std::string::npos && head.compare(channel + kChannelMark.size(), 8, "analysis") == 0;
   recipient_ = to == std::string::npos ? "" : head.substr(to + 3, head.find_first_of(" <", to + 3) - to - 3);
   if (!finds_calls_ || recipient_.compare(0, kFunctions.size(), kFunctions) != 0) recipient_.clear();
+  begin_message();
+  return true;
+}
+
+bool AnswerFilter::solar_header(bool last) {
+  const std::string_view text = held_;
+  const auto may_begin = [&](std::string_view mark) {
+    return text.size() < mark.size() && mark.starts_with(text);
+  };
+  if (last && may_begin(kTurn)) {  // a header that was cut off
+    held_.clear();
+    return false;
+  }
+  if (!last && (may_begin(kTurn) || may_begin(kTurnThought) || may_begin(kTurnText) ||
+                begun_open_mark(text) == text.size()))
+    return false;
+  if (text.starts_with(kTurn)) {
+    held_.erase(0, kTurn.size());
+    has_role_ = true;
+    return true;
+  }
+  if (text.starts_with(kTurnBegin)) held_.erase(0, kTurnBegin.size());
+  if (finds_calls_ && find_open_mark(held_).at == 0) {
+    state_ = State::kText;
+    return true;
+  }
+  analysis_ = held_.starts_with(kTurnThought);
+  for (const std::string_view mark : {kTurnThought, kTurnText})
+    if (held_.starts_with(mark)) {
+      held_.erase(0, mark.size());
+      break;
+    }
+  begin_message();
+  return true;
+}
+
+// Begins a message whose header was read.
+void AnswerFilter::begin_message() {
   if (recipient_.empty() && (analysis_ ? thought_before_ : spoke_)) {
     parts_.push_back({analysis_ ? Part::Kind::kThought : Part::Kind::kText, "\n\n", "", ""});
     if (!analysis_) space_.clear();
   }
+  has_role_ = false;
   state_ = State::kMessage;
-  return true;
 }
 
 bool AnswerFilter::message(bool last) {
+  const std::span<const std::string_view> marks =
+      solar_ ? std::span<const std::string_view>(kTurnEnds) : kMessageEnds;
   size_t end = std::string::npos, held_back = 0;
-  for (const std::string_view mark : kMessageEnds) {
+  for (const std::string_view mark : marks) {
     end = std::min(end, held_.find(mark));
     held_back = std::max(held_back, begun(held_, mark));
   }
@@ -355,8 +427,8 @@ bool AnswerFilter::message(bool last) {
   }
   if (!ended) return false;
   if (analysis_) separate();
-  for (const std::string_view mark : kMessageEnds) {
-    if (mark == kStartMark || !held_.starts_with(mark)) continue;
+  for (const std::string_view mark : marks) {
+    if (mark == kStartMark || mark == kTurnBegin || !held_.starts_with(mark)) continue;
     held_.erase(0, mark.size());
     break;
   }

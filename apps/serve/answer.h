@@ -24,6 +24,8 @@ std::string call_id(const Identity& who, size_t index);
 
 // Whether a token is a mark that opens a thought.
 bool opens_thought(std::string_view token);
+// Whether a token is the header of a message with text for the reader.
+bool opens_text(std::string_view token);
 // Whether AnswerFilter must see a control token, although control tokens have no text.
 bool is_mark(std::string_view token);
 
@@ -37,13 +39,13 @@ struct Part {
 
 // Splits an answer into parts while it is generated.
 //
-// Thoughts are the text at the beginning of the answer between marks such as <think> and </think>, and the
-// analysis channel of gpt-oss' format (harmony).
+// Thoughts are the text at the beginning of the answer between marks such as <think> and </think>, the
+// analysis channel of gpt-oss' format (harmony), and the messages of Solar Open that begin with <|think|>.
 //
 // Calls have marks around them (calls.h), or are JSON objects without marks at the beginning of an answer
 // (Llama, small Qwens), or harmony's messages to functions. A fenced block of JSON that consists of calls of
 // the request's tools counts, too, because models that were not trained with tools write that. A call inside
-// a thought belongs to the thought.
+// a thought belongs to the thought, except Apertus', which calls tools in the middle of a thought.
 //
 // Text that does not parse as a call stays text. White space next to thoughts and calls is removed.
 class AnswerFilter {
@@ -77,8 +79,8 @@ class AnswerFilter {
     kBare,    // in an object that may be a call without marks
     kCall,    // after a mark that opens calls
     kFence,   // at the beginning of a fenced block, which may be a call
-    kHeader,  // in the header of a harmony message, up to <|message|>
-    kMessage  // in a harmony message, up to the mark that ends it
+    kHeader,  // in the header of a message of harmony or Solar Open
+    kMessage  // in such a message, up to the mark that ends it
   };
   // Each function removes from held_ the text whose meaning is decided, and returns whether it removed any.
   // `last`: no text follows.
@@ -90,6 +92,8 @@ class AnswerFilter {
   bool call(bool last);
   bool fence(bool last);
   bool header(bool last);
+  bool solar_header(bool last);
+  void begin_message();
   bool message(bool last);
 
   std::string take(size_t count);
@@ -109,7 +113,10 @@ class AnswerFilter {
   bool fenced_ = false;        // in a fenced block that is text
   bool beside_ = false;        // the last part is a call or a thought
   bool thought_says_ = false;  // the current thought has words
-  // State of the harmony format.
+  bool interrupted_ = false;   // the call that is read is in the middle of a thought
+  // State of the formats of messages.
+  const bool solar_;
+  bool has_role_;                                // of Solar Open: the role of the message was read
   std::string recipient_;                        // recipient of the message; "": the reader
   bool analysis_ = false;                        // the message is a thought
   bool spoke_ = false, thought_before_ = false;  // an earlier message was text; an earlier one was a thought

@@ -43,7 +43,8 @@ Grammar schema_grammar(const Model& model, const Json& schema) {
   return make_grammar(model, thimble_grammar_create_json_schema, write_json(schema));
 }
 
-// A mark in a grammar: its control tokens by number, and everything else as text.
+// A mark in a grammar: its control tokens by number, and everything else as text. Tokens that end an answer
+// are left out, because they are allowed where a grammar ends.
 std::string spelled(const Model& model, std::string_view mark) {
   std::string expression, words, read;
   const auto add_words = [&] {
@@ -52,6 +53,7 @@ std::string spelled(const Model& model, std::string_view mark) {
   for (const int32_t token : token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL)) {
     const std::string bytes = token_bytes(model, token);
     read += bytes;
+    if (thimble_token_ends(model.get(), token)) continue;
     if (!detokenize(model, {token}, 0).empty()) {
       words += bytes;
       continue;
@@ -202,6 +204,7 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
     thought_ = true;
     return best;
   }
+  if (place == Place::kStart && !task_.must_call && opens_text(word)) return best;
   const OpenMark mark = find_open_mark(word);
   const bool calls = !task_.tools.is_null() && mark.at == 0;
   const Grammar* after = calls && strict ? grammar_after(mark.format) : nullptr;

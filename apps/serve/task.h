@@ -27,7 +27,8 @@ struct Opening {
   enum class Kind {
     kPlain,
     kThought,  // in a thought, up to `thought_end`
-    kHarmony   // in the header of a message of gpt-oss' format
+    kHarmony,  // in the header of a message of gpt-oss' format
+    kSolar     // the same for Solar Open's format
   };
   Kind kind = Kind::kPlain;
   std::string thought_end;

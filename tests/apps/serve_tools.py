@@ -442,6 +442,63 @@ class Harmony(Chain):
         self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
 
 
+# As in Solar Open's template, thoughts, text and calls are messages whose marks are control tokens.
+SOLAR = """\
+{%- for message in messages %}
+{%- if message.reasoning %}<|begin|>assistant<|think|>{{ message.reasoning }}<|end|>{% endif %}
+{%- if message.tool_calls %}<|begin|>assistant<|tool_calls|>{% for call in message.tool_calls %}<|tool_call:begin|>{{ call.id }}
+{{- '<|tool_call:name|>' + call.function.name + '<|tool_call:args|>' + call.function.arguments | tojson }}<|tool_call:end|>{% endfor %}<|calls|>
+{%- else %}<|begin|>{{ message.role }}<|content|>{{ message.content }}<|end|>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|begin|>assistant{% endif %}"""
+SOLAR_MARKS = ["<|begin|>", "<|end|>", "<|think|>", "<|content|>", "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>",
+               "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>", "<|flush|>"]
+
+
+class SolarOpen(Chain):
+    model_of = (SOLAR, SOLAR_MARKS, [["t", "<|think|>", "Two and two.", "<|end|>", "<|begin|>", "assistant", "<|content|>", "Four.", "<|flush|>"]])
+    MESSAGE = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+
+    def test_thoughts_and_answer_are_separate_and_can_be_sent_back(self):
+        message = self.server.chat([QUESTION])["choices"][0]["message"]
+        self.assertEqual(message, self.MESSAGE)
+        body = self.server.chat([QUESTION, message, QUESTION])
+        self.assertEqual(body["choices"][0]["message"], message)
+        self.assertGreater(body["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        other = {"role": "user", "content": "Hm?"}
+        self.server.chat([other, {**message, "content": "4"}, QUESTION])
+        self.assertIn("<|think|>Two and two.<|end|><|begin|>assistant<|content|>4<|end|>", self.read())
+        self.server.chat([other, {**message, "content": "Fo"}], continue_final_message=True)
+        self.assertTrue(self.read().endswith("<|begin|>assistant<|think|>Two and two.<|end|><|begin|>assistant<|content|>Fo<|flush|>"), self.read())
+
+    def test_an_answer_has_its_form_after_the_thought(self):
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBERS}}
+        message = self.server.chat([QUESTION], response_format=schema)["choices"][0]["message"]
+        self.assertEqual((json.loads(message["content"]), message["reasoning_content"]), (MEANT, "Two and two."))
+        self.assertIn("<|begin|>assistant<|content|>{", self.read())
+
+    def test_a_call_that_must_be_made_is_a_message_after_the_thought(self):
+        tool = {"type": "function", "function": {"name": "add", "parameters": NUMBERS}}
+        message = self.server.chat([QUESTION], tools=[tool], tool_choice="required")["choices"][0]["message"]
+        self.assertEqual([json.loads(call["function"]["arguments"]) for call in message["tool_calls"]], [MEANT])
+        self.assertEqual((message["content"], message["reasoning_content"]), (None, "Two and two."))
+        self.assertIn("<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>", re.sub(r"\s", "", self.read()))
+
+
+class Apertus(Chain):
+    """Calls are in the middle of thoughts."""
+    model_of = (TEMPLATE, SPECIAL + ["<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"],
+                [["<|assistant|>", "<|inner_prefix|>", "I add.", "<|tools_prefix|>", '[{"add": {"a": 1}}]', "<|tools_suffix|>", "<|end|>"],
+                 ["<|result|>", "So.", "<|inner_suffix|>", "It is 3.", "<|end|>"]])
+
+    def test_a_call_in_a_thought_is_made(self):
+        for strict, arguments in ((False, {"a": 1}), (True, MEANT)):
+            tool = {"type": "function", "function": {"name": "add", "parameters": NUMBERS, "strict": strict}}
+            message = self.server.chat([QUESTION], tools=[tool], parallel_tool_calls=False)["choices"][0]["message"]
+            self.assertEqual([json.loads(call["function"]["arguments"]) for call in message["tool_calls"]], [arguments])
+            self.assertEqual((message["content"], message["reasoning_content"]), (None, "I add."))
+
+
 class HarmonyCalls(Chain):
     model_of = (HARMONY, CHANNELS, [["t", "<|channel|>commentary to=functions.add json<|message|>", '{"a": 1}', "<|return|>"]])
 

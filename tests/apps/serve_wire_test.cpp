@@ -248,6 +248,15 @@ TEST(ServeTools, ThePlaceOfAnAnswerIsKnown) {
   EXPECT_EQ(place("<|channel|>final<|message|>a", harmony), Place::kInside);
   EXPECT_EQ(place("<|channel|>commentary to=functions.f json<|message|>", harmony), Place::kCall);
   EXPECT_EQ(place("<|channel|>commentary to=functions.f json<|message|>{", harmony), Place::kInside);
+  const Opening solar = opening_of("<|begin|>assistant");
+  EXPECT_EQ(place("", solar), Place::kStart);
+  EXPECT_EQ(place("<|think|>a", solar), Place::kBefore);
+  EXPECT_EQ(place("<|think|>a<|end|>", solar), Place::kBefore);
+  EXPECT_EQ(place("<|think|>a<|end|><|begin|>assistant", solar), Place::kStart);
+  EXPECT_EQ(place("<|think|>a<|end|><|begin|>assistant<|content|>", solar), Place::kStart);
+  EXPECT_EQ(place("<|content|>a", solar), Place::kInside);
+  EXPECT_EQ(place("<|tool_calls|>", solar), Place::kCall);
+  EXPECT_EQ(place("<|inner_prefix|>a<|tools_prefix|>"), Place::kCall);
 }
 
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
@@ -278,6 +287,8 @@ TEST(ServeThoughts, AreApartFromTheAnswer) {
       {"<think>\n\n</think>\n\nFour.", "[Four.]"},
       {" [THINK]a[/THINK]b", "{a}[b]"},
       {"<|channel>thought\na\n<channel|>b", "{a}[b]"},
+      {"<think:opensource>a</think:opensource>b", "{a}[b]"},
+      {"<|inner_prefix|>a<|inner_suffix|>b", "{a}[b]"},
       {"<think>cut", "{cut}"},
       {"Say <think> and </think>.", "[Say <think> and </think>.]"},
       {"<thin", "[<thin]"},
@@ -295,6 +306,47 @@ TEST(ServeThoughts, HoldNoCalls) {
       {draft + kCall, R"({Maybe <tool_call>{"name": "rm", "arguments": {}}</tool_call>?}add({"a":1}))"},
       {"<think>I write <tool_call> now</think>" + kCall, R"({I write <tool_call> now}add({"a":1}))"},
   });
+}
+
+TEST(ServeThoughts, ApertusCallsInTheMiddle) {
+  const std::string now = R"(<|tools_prefix|>[{"now": {}}]<|tools_suffix|>)";
+  const std::vector<Answer> answers = {
+      {"<|inner_prefix|>I look." + now, "{I look.}now({})"},
+      {"<|inner_prefix|>I look." + now + "So.<|inner_suffix|>Four." + now + "five",
+       "{I look.}now({}){So.}[Four.]now({})[five]"},
+      {"<|inner_prefix|>a <|tools_prefix|> b<|inner_suffix|>c", "{a <|tools_prefix|> b}[c]"},
+      {"<|inner_prefix|>a<|tools_prefix|>[", "{a<|tools_prefix|>[}"},
+  };
+  expect_parts(answers);
+  expect_parts({{"<|inner_prefix|>I look." + now, "{I look." + now + "}"}}, {}, nullptr);
+}
+
+TEST(ServeThoughts, MessagesOfSolarOpen) {
+  const Opening solar = opening_of("<|begin|>user<|content|>2+2?<|end|><|begin|>assistant");
+  const std::string thought = "<|think|>Two and two.<|end|>", turn = "<|begin|>assistant",
+                    call =
+                        "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>look<|tool_call:"
+                        "args|>{\"a\": 1}<|tool_call:end|>";
+  expect_parts(
+      {
+          {thought + turn + "<|content|>Four.<|end|>", "{Two and two.}[Four.]"},
+          {"<|content|>Four.\n", "[Four.\n]"},
+          {thought + turn + thought + turn + "<|content|>Four.", "{Two and two.\n\nTwo and two.}[Four.]"},
+          {thought + turn + call, R"({Two and two.}look({"a":1}))"},
+          {thought + turn + "<|content|>I look.<|end|>" + turn + call + "<|calls|>",
+           R"({Two and two.}[I look.]look({"a":1}))"},
+          {"<|think|>cut", "{cut}"},
+          {thought + "<|begin|>assis", "{Two and two.}"},
+          {thought + "<|begin|>Four.", "{Two and two.}[Four.]"},
+          {"No mark.<|end|>", "[No mark.]"},
+          {"<|content|>I write <|think|>.", "[I write <|think|>.]"},
+      },
+      solar);
+  const std::string text = "<|tool_calls|>{}";
+  expect_parts({{text, "[" + text + "]"}}, solar, nullptr);
+  Opening going_on = solar;
+  going_on.goes_on = true;
+  expect_parts({{"ur.<|end|>", "[ur.]"}}, going_on);
 }
 
 TEST(ServeThoughts, ChannelsOfHarmony) {
@@ -327,15 +379,18 @@ TEST(ServeThoughts, ChannelsOfHarmony) {
 
 TEST(ServeThoughts, AnAnswerIsBegunInItsFormat) {
   Json message = {{"role", "assistant"}, {"content", "Fo"}};
-  const Opening plain, thought = opening_of("<think>\n"), harmony = opening_of("<|start|>assistant");
+  const Opening plain, thought = opening_of("<think>\n"), harmony = opening_of("<|start|>assistant"),
+                       solar = opening_of("<|begin|>assistant");
   EXPECT_EQ(begun_answer(plain, message), "Fo");
   EXPECT_EQ(begun_answer(thought, message), "\n</think>\n\nFo");
   EXPECT_EQ(begun_answer(harmony, message), "<|channel|>final<|message|>Fo");
+  EXPECT_EQ(begun_answer(solar, message), "<|content|>Fo");
   set_thoughts(message, "T");
   EXPECT_EQ(begun_answer(plain, message), "<think>\nT\n</think>\n\nFo");
   EXPECT_EQ(begun_answer(thought, message), "T\n</think>\n\nFo");
   EXPECT_EQ(begun_answer(harmony, message),
             "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>Fo");
+  EXPECT_EQ(begun_answer(solar, message), "<|think|>T<|end|><|begin|>assistant<|content|>Fo");
 }
 
 // ---- OpenAI ----
