@@ -72,6 +72,7 @@ uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limit
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t label_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t kv_recall_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
 
 }  // namespace thimble::vulkan

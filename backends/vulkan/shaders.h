@@ -75,6 +75,16 @@ namespace thimble::vulkan {
   X(AttendPoolSinksBlocks, "attention/attend_pool", "SINKS BLOCKS") \
   X(KvCompact, "kv/kv_compact", "") \
   X(KvMerge, "kv/kv_merge", "") \
+  X(KvSpill, "kv/kv_spill", "") \
+  X(KvSpillEncoded, "kv/kv_spill", "ENCODES BLOCKS") \
+  X(KvSpillNumbers, "kv/kv_spill", "NUMBERS") \
+  X(KvSpillNumbersBlocks, "kv/kv_spill", "NUMBERS BLOCKS") \
+  X(RecallLists, "kv/recall_lists", "") \
+  X(RecallPlaces, "kv/recall_places", "") \
+  X(RecallGaps, "kv/recall_gaps", "") \
+  X(RecallRows, "kv/recall_rows", "") \
+  X(RecallRowsBlocks, "kv/recall_rows", "BLOCKS") \
+  X(QueryKeep, "select/query_keep", "") \
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \
   X(TokenScore, "select/token_score", "") \

@@ -20,6 +20,7 @@
 #include "tests/support/shared_devices.h"
 #include "tests/support/spy_device.h"
 #include "tests/support/synthetic_model.h"
+#include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
 namespace {
@@ -58,11 +59,10 @@ std::vector<int32_t> generate(Session& session, int tokens) {
   return all;
 }
 
-// Devices that have stores.
 std::vector<std::string> device_names() {
   std::vector<std::string> names;
   for (const DeviceInfo& info : list_devices())
-    if (info.usable && !info.name.starts_with("vulkan")) names.push_back(info.name);
+    if (info.usable) names.push_back(info.name);
   return names;
 }
 
@@ -70,8 +70,9 @@ class RecalledOn : public ::testing::TestWithParam<std::string> {
  protected:
   static bool on_cpu() { return GetParam() == "cpu"; }
   static std::shared_ptr<Device> device() {
-    return shared_device(GetParam(), [] { return must(open_device(GetParam(), {.threads = 2})); });
+    return shared_device(GetParam(), [] { return must(open_device(GetParam(), strictly({.threads = 2}))); });
   }
+  static bool is_slow() { return device()->info().software; }
   static std::unique_ptr<Session> open(const std::shared_ptr<const Model>& model, const SessionOptions& o) {
     return open_session(model, o, device());
   }
@@ -90,9 +91,12 @@ TEST_P(RecalledOn, BringsEvictedEntriesBackToTheirPlaces) {
 }
 
 TEST_P(RecalledOn, LeavesAPlanThatIsKept) {
-  const auto session = open(seeded_model().model, with_store(64));
+  const SeededModel m = seeded_model();
+  const auto counting = std::make_shared<SpyDevice>(device());
+  const auto session = open_session(m.model, with_store(64), counting);
   read(*session, seeded_tokens(400));
   const MemoryPlan& plan = session->plan();
+  EXPECT_EQ(counting->allocated_bytes + plan.fixed + host_bytes(*m.model, plan), plan.total);
   EXPECT_EQ(session->store_bytes(), plan.store);
   EXPECT_LE(plan.store, plan.options.recall_mem);
   EXPECT_LE(session->allocated(), plan.total);
@@ -187,6 +191,7 @@ TEST(Recalled, WholeQuestionsPassStatesOnce) {
 TEST_P(RecalledOn, WorksWithStates) {
   THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
   for (const char* family : {"lfm2", "qwen35", "falconh1"}) {
+    if (is_slow() && family != std::string_view("lfm2")) continue;
     SCOPED_TRACE(family);
     const std::shared_ptr<const Model> model = family_model(family, "recalled");
     const SessionOptions o = with_store(48);
@@ -845,7 +850,8 @@ TEST(Recalled, RestoringNeedsANewFile) {
 }
 
 // Options in pairs: the plan is kept, recalled entries fit into their part, positions ascend, and a saved
-// session continues alike.
+// session continues alike. Slow devices take them one by one, without the first six, which need shaders of
+// their own and have the same store.
 TEST_P(RecalledOn, WorksWithOtherOptions) {
   Seeded wide;
   wide.head_dim = 32;
@@ -875,8 +881,8 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
       [&](SessionOptions& o) { o.budget = budget, o.pool = 0, o.context = 4000; },
   };
   int sessions = 0;
-  for (size_t a = 0; a < std::size(changes); ++a)
-    for (size_t b = a; b < std::size(changes); ++b) {
+  for (size_t a = is_slow() ? 6 : 0; a < std::size(changes); ++a)
+    for (size_t b = a; b < (is_slow() ? a + 1 : std::size(changes)); ++b) {
       SCOPED_TRACE(::testing::Message() << a << ", " << b);
       SessionOptions o = with_store(48);
       changes[a](o);
@@ -911,7 +917,7 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
       if (HasFailure()) return;
       ++sessions;
     }
-  EXPECT_GT(sessions, 100);
+  EXPECT_GT(sessions, is_slow() ? 12 : 100);
 }
 
 }  // namespace

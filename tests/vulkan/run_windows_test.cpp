@@ -15,7 +15,8 @@
 namespace thimble::test {
 namespace {
 
-constexpr uint32_t kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300, kSums = 5;
+constexpr uint32_t kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300, kSums = 5,
+                   kSpilled = 1210, kRecalled = 3;
 
 // How a layer stores its keys and values.
 struct Rows {
@@ -67,7 +68,11 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows
              view_v = zeros(kHeads * kViewCapacity * head_dim), chunk_pos = zeros(kHeads * kChunk),
              sums = zeros(kHeads * kSums * head_dim), cis = zeros(entries),
              chunk_cis = zeros(kHeads * kChunk), query_sums = zeros(kHeads * kQueryScoreSums),
-             query_cis = zeros(entries), query_chunk_cis = zeros(kHeads * kChunk);
+             query_cis = zeros(entries), query_chunk_cis = zeros(kHeads * kChunk),
+             keys = zeros(kHeads * kSpilled * head_dim), spilled_pos = zeros(kHeads * kSpilled),
+             spilled_cis = zeros(kHeads * kSpilled), spilled = zeros(1 + kHeads);
+  const KvArray to_k = rows(stored.k, kHeads * kSpilled), to_v = rows(stored.v, kHeads * kSpilled),
+                row_k = rows(stored.k, kHeads * kRecalled), row_v = rows(stored.v, kHeads * kRecalled);
   std::vector<uint32_t> lists(kHeads * kList);  // every third entry, and the chunk's row
   for (uint32_t head = 0; head < kHeads; ++head) {
     uint32_t* list = &lists[head * kList];
@@ -81,10 +86,11 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows
       {.chunk = kChunk,
        .run_capacity = 1208,
        .layer_entries = entries,
-       .reach = 1210,
+       .reach = kList - 1,
        .view_capacity = kViewCapacity,
        .positions = kList,
-       .heads = kHeads}));
+       .heads = kHeads,
+       .recalls = true}));
   const auto scratch = must(device.alloc(MemKind::kWorkspace, needs.workspace));
   const auto stream = must(device.open_stream({scratch.get(), 0, needs.workspace}, kHeads));
   auto recorder = stream->record(1);
@@ -144,6 +150,26 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows
                            .view_capacity = kViewCapacity,
                            .list_capacity = kList,
                            .rope = rope_params}});
+  recorder->record(KvSpill{list,
+                           k,
+                           v,
+                           chunk_k,
+                           chunk_v,
+                           pos,
+                           cis,
+                           chunk_pos,
+                           chunk_cis,
+                           to_k,
+                           to_v,
+                           keys,
+                           spilled_pos,
+                           spilled_cis,
+                           spilled,
+                           {.heads = kHeads,
+                            .head_dim = head_dim,
+                            .chunk_capacity = kChunk,
+                            .list_capacity = kList,
+                            .spill_capacity = kSpilled}});
   recorder->record(
       KvCompact{list,
                 chunk_k,
@@ -181,6 +207,32 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows
   must(device.write(pos, positions.data()));
   must(stream->submit(*merging, 0, 1, {.n_rows = 1}, compacted));
   must(stream->wait());
+  // Every third entry stays, and three rows come between them.
+  std::vector<int32_t> row_pos;
+  for (HeadState& head : compacted) {
+    row_pos.insert(row_pos.end(), {4, 304, 2504});
+    uint32_t* const stay = &lists[static_cast<size_t>(&head - compacted.data()) * kList];
+    --stay[0];  // the chunk's row
+    head.n_entries = stay[0] + kRecalled;
+  }
+  auto of_recall = stream->record(1);
+  of_recall->record(
+      KvRecall{place(lists),
+               row_k,
+               row_v,
+               place(row_pos),
+               place(std::vector<uint32_t>(kHeads, kRecalled)),
+               k,
+               v,
+               pos,
+               cis,
+               {.heads = kHeads, .head_dim = head_dim, .list_capacity = kList, .row_capacity = kRecalled}});
+  const auto recalling = must(stream->finish(std::move(of_recall)));
+  for (const HeadState& head : heads)
+    for (uint32_t i = 0; i < head.n_entries; ++i) positions[head.first + i] = static_cast<int32_t>(2 * i + 1);
+  must(device.write(pos, positions.data()));
+  must(stream->submit(*recalling, 0, 1, {}, compacted));
+  must(stream->wait());
   // The mean over all heads needs the same number of entries in each.
   auto of_heads = stream->record(1);
   of_heads->record(QueryScore{qkv,
@@ -207,8 +259,9 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device, const Rows
   must(stream->submit(*mean, 0, 1, {.n_rows = 1}, equal));
   must(stream->wait());
   std::vector<std::vector<std::byte>> results;
-  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v, cis, chunk_cis,
-                           query_cis, query_chunk_cis}) {
+  for (const View& view :
+       {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v, cis, chunk_cis, query_cis,
+        query_chunk_cis, to_k.values, to_v.values, keys, spilled_pos, spilled_cis, spilled}) {
     results.emplace_back(view.bytes);
     must(device.read(results.back().data(), view));
   }

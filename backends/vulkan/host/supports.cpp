@@ -18,6 +18,11 @@ bool stores(const KvArray& k, const KvArray& v, uint32_t head_dim) {
 bool are_in_blocks(const KvArray& k, const KvArray& v) { return !v && has_kv_blocks(k.type); }
 // A chunk has the format of its pool; it may be empty.
 bool alike(const KvArray& pool, const KvArray& chunk) { return !chunk || pool.type == chunk.type; }
+// Rows are copied between formats if one is f16, or to the same format; `pool` is one of the two.
+bool copies(const KvArray& pool, const KvArray& rows, uint32_t head_dim) {
+  return head_dim % 2 == 0 && stores(pool, head_dim) && stores(rows, head_dim) &&
+         (pool.type == rows.type || (pool.type == DType::kF16 && has_kv_blocks(rows.type)));
+}
 bool attends(uint32_t head_dim, const Limits& l) { return head_dim % 2 == 0 && head_dim <= most_head_dim(l); }
 
 struct Supports {
@@ -45,6 +50,13 @@ struct Supports {
            alike(o.v, o.chunk_v);
   }
   bool operator()(const KvMerge& o) const { return o.p.head_dim % 2 == 0 && stores(o.k, o.v, o.p.head_dim); }
+  bool operator()(const KvSpill& o) const {
+    return copies(o.pool_k, o.k, o.p.head_dim) && copies(o.pool_v, o.v, o.p.head_dim) &&
+           alike(o.pool_k, o.chunk_k) && alike(o.pool_v, o.chunk_v);
+  }
+  bool operator()(const KvRecall& o) const {
+    return copies(o.k, o.row_k, o.p.head_dim) && copies(o.v, o.row_v, o.p.head_dim);
+  }
   bool operator()(const TokenScore& o) const {
     return attends(o.p.head_dim, limits) && stores(o.k, o.p.head_dim);
   }
