@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "apps/generation.h"
+#include "apps/saved_text.h"
 #include "apps/sizes.h"
 
 namespace app {
@@ -60,7 +62,7 @@ const char* verdict(const Json& correct) {
 }  // namespace
 
 int ask_questions(const Settings& s, const Model& model, const LongText& book,
-                  const std::string& questions_path) {
+                  const std::string& questions_path, const std::string& session_path) {
   std::vector<Question> questions = read_questions(questions_path);
   // The tokens that all prompts have in common are read once. Each prompt keeps the ids that it would have
   // alone, so a question reads exactly those ids, regardless of where the tokenizer splits the text.
@@ -75,12 +77,16 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
   }
 
   Progress progress;
-  const Retention retention = choose_retention(s, model, longest);
-  thimble_session_options options = session_options(s, model, retention, longest);
+  // A saved session is continued with other questions, so its options do not depend on them.
+  const bool saves = !session_path.empty();
+  const uint64_t known = saves ? 0 : longest;
+  const Retention retention = choose_retention(s, model, known);
+  thimble_session_options options = session_options(s, model, retention, known);
+  if (saves) options.max_new = 0;
   progress.attach(options);
-  leave_room_for_clones(model, options, 1);
+  if (!saves) leave_room_for_clones(model, options, 1);
   const thimble_memory planned = plan(model, options);
-  const uint64_t needed = planned.total + clone_bytes(planned);
+  const uint64_t needed = planned.total + (saves ? 0 : clone_bytes(planned));
   if (planned.budget && needed > planned.budget)  // reported before the text is read, not after it
     throw Failure(THIMBLE_BUDGET,
                   "the budget of " + format_size(planned.budget) + " lacks " +
@@ -94,8 +100,15 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
     std::printf("budget            %s\n", planned.budget ? format_size(planned.budget).c_str() : "no limit");
     std::printf("pool              %s entries a head, room for %s in the largest\n",
                 format_count(planned.pool).c_str(), format_count(planned.capacity).c_str());
-    std::printf("planned           %s for the reading, %s with the clone that a question takes\n",
-                format_size(planned.total).c_str(), format_size(needed).c_str());
+    if (saves)
+      std::printf("planned           %s for the reading, and then for each question\n",
+                  format_size(planned.total).c_str());
+    else
+      std::printf("planned           %s for the reading, %s with the clone that a question takes\n",
+                  format_size(planned.total).c_str(), format_size(needed).c_str());
+    if (planned.store) std::printf("store             %s of memory\n", format_size(planned.store).c_str());
+    if (planned.store_file)
+      std::printf("store             a file of %s\n", format_size(planned.store_file).c_str());
     std::printf(
         "dense would need  %s of keys and values, and positions up to %s; the model was trained for %s\n\n",
         format_size(dense_bytes).c_str(), format_count(longest).c_str(),
@@ -104,13 +117,16 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
   }
 
   const Session reading = create_session(model, options);
+  const Prompt& first = *questions.front().prompt;
+  const bool restores = saves && std::filesystem::exists(native_path(session_path));
+  const uint64_t taken_up = restores ? take_up(reading, session_path, first, common) : 0;
   check_room(reading, options, longest);
-  call(thimble_session_set_sampler, reading.get(), &s.sampler);
   bool interrupted = false;
   {
     const Interruptible interruptible(reading);
-    interrupted = !feed_prompt(reading, *questions.front().prompt, 0, common, progress);
+    interrupted = !feed_prompt(reading, first, taken_up, common, progress);
   }
+  if (saves) save_text(reading, session_path, first);
   const thimble_stats read = stats(reading);
   const double read_rate =
       read.prefill_seconds > 0 ? static_cast<double>(read.prefill_tokens) / read.prefill_seconds : 0;
@@ -135,7 +151,13 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
   for (const Question& q : questions) {
     if (interrupted) break;
     const auto start = std::chrono::steady_clock::now();
-    const Session session = clone(reading);
+    Session cloned;
+    if (saves)
+      restore_session(reading, session_path);
+    else
+      cloned = clone(reading);
+    const Session& session = saves ? reading : cloned;
+    call(thimble_session_set_sampler, session.get(), &s.sampler);
     const Interruptible interruptible(session);
     Answer answer;
     answer.finish = Finish::kInterrupted;
@@ -184,6 +206,7 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
          {"dense",
           {{"bytes", dense_bytes}, {"positions", longest}, {"trained_positions", info.context_length}}},
          {"prompt_tokens", longest},
+         {"restored_tokens", taken_up},
          {"prefill_seconds", read.prefill_seconds},
          {"prefill_tps", read_rate},
          {"entries", {{"seen", read.prefill_tokens}, {"kept", read.entries}, {"evicted", read.evicted}}},

@@ -9,8 +9,9 @@
 namespace app {
 
 // Reads the book once, asks each question of the JSON file on a clone of that session, and prints the
-// answers. Returns the exit code.
+// answers. If `session_path` is not empty, the session is saved there after the reading, and each question
+// continues from the file instead of a clone. Returns the exit code.
 int ask_questions(const Settings& settings, const Model& model, const LongText& book,
-                  const std::string& questions_path);
+                  const std::string& questions_path, const std::string& session_path);
 
 }  // namespace app

@@ -948,6 +948,39 @@ TEST(Questions, GiveTheSameAnswersAsSeparateRuns) {
   }
 }
 
+// With --session, the session that read the text answers, and no clone needs memory.
+TEST(Questions, ContinueFromASavedSession) {
+  THIMBLE_NEEDS(kHeads);
+  std::string text = kText;
+  for (int i = 0; i < 150; ++i) text += " It rained all day, and nobody came.";
+  const TemporaryFile book(text), session,
+      questions(R"([{"question": "What is the pass key?"}, {"question": "Who came?"}])"),
+      others(R"([{"question": "Who came?"}, {"question": "Nobody?"}, {"question": "Nobody?"}])");
+  std::remove(session.path().c_str());
+  const std::string flags = " --json -n 8 --heads " + kHeads + " --pool 192 --chunk 256 -f " + book.path() +
+                            kM + " --session " + session.path();
+  const Json first = Json::parse(thimble("run --questions " + questions.path() + flags).out);
+  const uint64_t planned = first["memory"]["planned"]["total"], allocated = first["memory"]["allocated"];
+  EXPECT_EQ(first["memory"]["planned_with_clone"], planned);
+  EXPECT_LE(allocated, planned);
+  EXPECT_EQ(first["restored_tokens"], 0);
+  EXPECT_GT(first["entries"]["evicted"], 0);
+
+  const auto alone = [&](const Json& asked) {
+    return Json::parse(thimble("run -p '" + asked["question"].get<std::string>() + "'" + flags).out)["text"];
+  };
+  ASSERT_EQ(first["questions"].size(), 2u);
+  for (const Json& asked : first["questions"]) EXPECT_EQ(alone(asked), asked["answer"]);
+
+  // The file now has the last of these questions, which the next ones do not begin with.
+  const Json second = Json::parse(
+      thimble("run --questions " + others.path() + flags + " --mem-budget " + std::to_string(planned)).out);
+  EXPECT_GT(second["restored_tokens"], 1000);
+  EXPECT_EQ(second["questions"][0]["answer"], first["questions"][1]["answer"]);
+  EXPECT_EQ(second["questions"][1]["answer"], second["questions"][2]["answer"]);
+  EXPECT_EQ(second["questions"][1]["answer"], alone(second["questions"][1]));
+}
+
 // A clone also needs memory: missing memory is reported before the text is read.
 TEST(Questions, RefuseABudgetWithoutRoomForTheClone) {
   THIMBLE_NEEDS(kHeads);
