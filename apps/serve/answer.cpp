@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "apps/serve/call_format.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 
@@ -52,6 +53,9 @@ constexpr std::string_view kTurnBegin = "<|begin|>", kTurn = "<|begin|>assistant
                            kTurnText = "<|content|>";
 constexpr std::string_view kTurnEnds[] = {"<|end|>", kTurnBegin};
 
+// The recipient of texts in Functionary 3.2's format.
+constexpr std::string_view kReader = "all";
+
 // Reads a fenced block, with which the text begins. It is a call if there is nothing else in it than calls of
 // known tools. Their names come first, so that other blocks need not be held back.
 Found read_fenced_calls(std::string_view text, bool last, const ToolTypes& types,
@@ -89,6 +93,7 @@ Opening opening_of(std::string_view prompt) {
   prompt = stripped(prompt);
   if (prompt.ends_with("<|start|>assistant")) opening.kind = Opening::Kind::kHarmony;
   if (prompt.ends_with(kTurn)) opening.kind = Opening::Kind::kSolar;
+  if (prompt.ends_with(kRecipientMark)) opening.kind = Opening::Kind::kRecipient;
   for (const ThoughtMarks& marks : kThoughts) {
     if (!prompt.ends_with(marks.open)) continue;
     opening.kind = Opening::Kind::kThought;
@@ -107,6 +112,7 @@ std::string begun_answer(const Opening& opening, const Json& message) {
   if (opening.kind == Opening::Kind::kSolar)
     return (thoughts.empty() ? "" : "<|think|>" + thoughts + "<|end|><|begin|>assistant") + "<|content|>" +
            content;
+  if (opening.kind == Opening::Kind::kRecipient) return std::string(kReader) + "\n" + content;
   const bool opened = opening.kind == Opening::Kind::kThought;
   if (!opened && thoughts.empty()) return content;
   return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") +
@@ -143,7 +149,9 @@ bool opens_thought(std::string_view token) {
                                               [&](const ThoughtMarks& marks) { return token == marks.open; });
 }
 
-bool opens_text(std::string_view token) { return token == kTurnText; }
+bool opens_text(const Opening& opening, std::string_view token) {
+  return token == kTurnText || (opening.kind == Opening::Kind::kRecipient && stripped(token) == kReader);
+}
 
 bool is_mark(std::string_view token) {
   const auto is = [&](std::string_view mark) { return token == mark; };
@@ -157,12 +165,12 @@ AnswerFilter::AnswerFilter(const Opening& opening, const Json& tools)
       types_(tools),
       state_(State::kStart),
       thought_end_(opening.thought_end),
-      solar_(opening.kind == Opening::Kind::kSolar),
-      has_role_(solar_) {
-  const bool in_messages = solar_ || opening.kind == Opening::Kind::kHarmony;
+      kind_(opening.kind),
+      has_role_(kind_ == Opening::Kind::kSolar || kind_ == Opening::Kind::kRecipient) {
+  const bool in_messages = kind_ == Opening::Kind::kSolar || kind_ == Opening::Kind::kHarmony;
   if (opening.goes_on)
     state_ = in_messages ? State::kMessage : State::kText;
-  else if (in_messages)
+  else if (in_messages || kind_ == Opening::Kind::kRecipient)
     state_ = State::kHeader;
   else if (opening.kind == Opening::Kind::kThought)
     state_ = State::kThought;
@@ -208,7 +216,9 @@ bool AnswerFilter::step(bool last) {
     case State::kFence:
       return fence(last);
     case State::kHeader:
-      return solar_ ? solar_header(last) : header(last);
+      return kind_ == Opening::Kind::kSolar       ? solar_header(last)
+             : kind_ == Opening::Kind::kRecipient ? recipient_header(last)
+                                                  : header(last);
     case State::kMessage:
       return message(last);
   }
@@ -390,6 +400,19 @@ bool AnswerFilter::solar_header(bool last) {
   return true;
 }
 
+// Functionary: the prompt ends with the mark of a call, so the name of a function may come, or kReader.
+bool AnswerFilter::recipient_header(bool last) {
+  const size_t end = held_.find_first_of(kJsonSpaces);
+  if (end == std::string::npos && !last) return false;
+  const std::string name = held_.substr(0, end);
+  const bool calls = finds_calls_ && types_.has(name);
+  if (name == kReader) held_.erase(0, end == std::string::npos ? end : end + 1);
+  if (calls) open_ = find_open_mark(kRecipientMark);
+  has_role_ = false;
+  state_ = calls ? State::kCall : State::kStart;
+  return true;
+}
+
 // Begins a message whose header was read.
 void AnswerFilter::begin_message() {
   if (recipient_.empty() && (analysis_ ? thought_before_ : spoke_)) {
@@ -402,7 +425,7 @@ void AnswerFilter::begin_message() {
 
 bool AnswerFilter::message(bool last) {
   const std::span<const std::string_view> marks =
-      solar_ ? std::span<const std::string_view>(kTurnEnds) : kMessageEnds;
+      kind_ == Opening::Kind::kSolar ? std::span<const std::string_view>(kTurnEnds) : kMessageEnds;
   size_t end = std::string::npos, held_back = 0;
   for (const std::string_view mark : marks) {
     end = std::min(end, held_.find(mark));

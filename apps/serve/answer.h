@@ -24,8 +24,8 @@ std::string call_id(const Identity& who, size_t index);
 
 // Whether a token is a mark that opens a thought.
 bool opens_thought(std::string_view token);
-// Whether a token is the header of a message with text for the reader.
-bool opens_text(std::string_view token);
+// Whether a token at the beginning of an answer says that text for the reader follows.
+bool opens_text(const Opening& opening, std::string_view token);
 // Whether AnswerFilter must see a control token, although control tokens have no text.
 bool is_mark(std::string_view token);
 
@@ -66,6 +66,8 @@ class AnswerFilter {
   std::string function() const {
     return recipient_.empty() ? "" : recipient_.substr(sizeof "functions." - 1);
   }
+  // Whether the recipient of the answer comes.
+  bool names() const { return state_ == State::kHeader && has_role_; }
   // The format of the call that is read.
   const CallFormat* format() const { return open_.format; }
   // Whether the text that comes now belongs to a thought.
@@ -79,7 +81,7 @@ class AnswerFilter {
     kBare,    // in an object that may be a call without marks
     kCall,    // after a mark that opens calls
     kFence,   // at the beginning of a fenced block, which may be a call
-    kHeader,  // in the header of a message of harmony or Solar Open
+    kHeader,  // in the header of a message of harmony, Solar Open or Functionary
     kMessage  // in such a message, up to the mark that ends it
   };
   // Each function removes from held_ the text whose meaning is decided, and returns whether it removed any.
@@ -93,6 +95,7 @@ class AnswerFilter {
   bool fence(bool last);
   bool header(bool last);
   bool solar_header(bool last);
+  bool recipient_header(bool last);
   void begin_message();
   bool message(bool last);
 
@@ -115,8 +118,8 @@ class AnswerFilter {
   bool thought_says_ = false;  // the current thought has words
   bool interrupted_ = false;   // the call that is read is in the middle of a thought
   // State of the formats of messages.
-  const bool solar_;
-  bool has_role_;                                // of Solar Open: the role of the message was read
+  const Opening::Kind kind_;
+  bool has_role_;                                // what the next message is may come; in harmony, never
   std::string recipient_;                        // recipient of the message; "": the reader
   bool analysis_ = false;                        // the message is a thought
   bool spoke_ = false, thought_before_ = false;  // an earlier message was text; an earlier one was a thought

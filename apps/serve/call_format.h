@@ -52,6 +52,7 @@ constexpr CallTags kHyTags = {"<tool_call:opensource>",
                               "<arg_value:opensource>"};
 constexpr std::string_view kSolarBegin = "<|tool_call:begin|>", kSolarName = "<|tool_call:name|>",
                            kSolarArguments = "<|tool_call:args|>", kSolarEnd = "<|tool_call:end|>";
+constexpr std::string_view kRecipientMark = ">>>";
 
 // Types of values, one bit each.
 enum SchemaType : unsigned {

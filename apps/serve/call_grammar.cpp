@@ -169,7 +169,8 @@ class CallWriter {
                       calls = how_.several ? "call (" + again + ")*" : "call";
     if (list) return "root ::= \"[\" " + calls + " \"]\" " + close + "\n";
     if (format_.block) return "root ::= line " + calls + " line " + close + "\n";
-    const bool begun = format_.tags && format_.open == format_.tags->call;
+    const bool begun =
+        (format_.tags && format_.open == format_.tags->call) || notation_ == CallNotation::kRecipient;
     const std::string one = (begun ? "call line " : "line call line ") + close;
     return "root ::= " + one + (how_.several ? " (line " + spell(format_.open) + " " + one + ")*\n" : "\n");
   }
@@ -208,6 +209,8 @@ class CallWriter {
       case CallNotation::kSolar:
         return "(" + spell(kSolarBegin) + " [a-z0-9]{10} " + spell(kSolarName) + " " + name + " " +
                spell(kSolarArguments) + " " + json + " " + spell(kSolarEnd) + ")";
+      case CallNotation::kRecipient:
+        return "(" + name + " \"\\n\" " + json + ")";
       case CallNotation::kNamed:
         return "(\"{\\\"\" " + name + " \"\\\":\" \" \"? " + json + " \"}\")";
       case CallNotation::kArguments:

@@ -578,6 +578,16 @@ bool read_solar(CallReader& in, const CallFormat& format, const ToolTypes&, std:
   return in.take_close(format.close);
 }
 
+// Functionary 3.2: NAME, a line break and the arguments. Other texts may have the mark, so only a known tool
+// is called.
+bool read_recipient(CallReader& in, const CallFormat&, const ToolTypes& types, std::vector<ToolCall>& calls) {
+  std::string name;
+  std::string_view json;
+  if (!in.take_name(name) || !types.has(name) || !in.take("\n")) return false;
+  in.skip_space();
+  return in.take_json(json) && add_call(name, json, calls);
+}
+
 // Apertus: a list of objects {NAME: {...}}.
 bool read_named(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
   std::string_view list;
@@ -635,6 +645,7 @@ constexpr CallFormat kFormats[] = {
     {"<tool_calls:opensource>", "</tool_calls:opensource>", read_key_block, kKeys, &kHyTags, true},
     {"<|tool_calls|>", "<|calls|>", read_solar, kSolar, nullptr, true},
     {"<|tools_prefix|>", "<|tools_suffix|>", read_named, kNamed},
+    {kRecipientMark, "", read_recipient, kRecipient},
 };
 
 // Tokens inside calls.

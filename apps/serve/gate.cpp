@@ -73,8 +73,10 @@ void add_styles(const Model& model, const Task& task, const Json& tools, Grammar
   for (const CallFormat* format : call_formats()) {
     const bool native = format == task.call_style.format;
     const std::string mark(open_mark(*format));
-    if (!native && (task.must_call || token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL).size() != 1))
-      continue;
+    // Other texts have Functionary's mark, too.
+    const bool sure = usual_notation(*format) != CallNotation::kRecipient &&
+                      token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL).size() == 1;
+    if (!native && (task.must_call || !sure)) continue;
     const CallStyle style = native ? task.call_style : CallStyle{format, usual_notation(*format)};
     const std::string grammar = call_grammar(style, tools, rules);
     if (!grammar.empty()) grammars.styles[format] = make_grammar(model, thimble_grammar_create_gbnf, grammar);
@@ -108,7 +110,7 @@ Grammars make_grammars(const Model& model, const Task& task) {
     const Json& tools = task.must_call ? checked : task.tools;
     add_styles(model, task, tools, grammars);
     if (task.must_call && !grammars.styles.empty())
-      mark = open_mark(*task.call_style.format);
+      mark = task.opening.kind == Opening::Kind::kRecipient ? "" : open_mark(*task.call_style.format);
     else
       grammars.call = schema_grammar(model, call_schema(tools, "", task.must_call));
     grammars.bare = task.call_style.notation == CallNotation::kJson;
@@ -204,7 +206,13 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
     thought_ = true;
     return best;
   }
-  if (place == Place::kStart && !task_.must_call && opens_text(word)) return best;
+  if (place == Place::kStart && !task_.must_call && opens_text(task_.opening, word)) return best;
+  // After Functionary's mark, anything else is the name of a function.
+  if (task_.opening.kind == Opening::Kind::kRecipient && filter_.names() && !task_.must_call &&
+      !task_.tools.is_null()) {
+    const Grammar* after = grammar_after(task_.call_style.format);
+    return after ? begin(session, *after) : best;
+  }
   const OpenMark mark = find_open_mark(word);
   const bool calls = !task_.tools.is_null() && mark.at == 0;
   const Grammar* after = calls && strict ? grammar_after(mark.format) : nullptr;

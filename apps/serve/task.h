@@ -26,9 +26,10 @@ struct Refusal : std::runtime_error {
 struct Opening {
   enum class Kind {
     kPlain,
-    kThought,  // in a thought, up to `thought_end`
-    kHarmony,  // in the header of a message of gpt-oss' format
-    kSolar     // the same for Solar Open's format
+    kThought,   // in a thought, up to `thought_end`
+    kHarmony,   // in the header of a message of gpt-oss' format
+    kSolar,     // the same for Solar Open's format
+    kRecipient  // after Functionary 3.2's mark, where the recipient of the answer comes
   };
   Kind kind = Kind::kPlain;
   std::string thought_end;
@@ -60,8 +61,9 @@ enum class CallNotation {
   kDeepSeek,
   kKimi,
   kSolar,
-  kNamed,     // Apertus' {NAME: {...}}
-  kArguments  // Mistral's NAME[ARGS]{...}
+  kRecipient,  // Functionary 3.2's NAME, a line break and {...}
+  kNamed,      // Apertus' {NAME: {...}}
+  kArguments   // Mistral's NAME[ARGS]{...}
 };
 struct CallStyle {
   const CallFormat* format = nullptr;  // null: not known

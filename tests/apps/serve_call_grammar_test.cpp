@@ -44,6 +44,7 @@ const std::vector<Style> kStyles = {
     {"<|tool_calls|><|tool_call:begin|>call00000<|tool_call:name|>f<|tool_call:args|>{}",
      {"<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>"}},
     {"<|tools_prefix|>[{\"f\": {}}]", {"<|tools_suffix|>"}},
+    {">>>f\n{}", {}},
     {"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0",
      {"<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
       "<|tool_call_end|>"}},

@@ -226,6 +226,11 @@ TEST(ServeCalls, BetweenSeparators) {
        R"(look({"count":3})now({}))"},
       {R"(<|tools_prefix|>[{"now": {}}])", "now({})"},
   });
+  expect({
+      {"I look.\n>>>look\n{\"count\": 3}>>>now\n{}", R"([I look.]look({"count":3})now({}))"},
+      {">>> now\n>>>now {}\n>>>now\n{}", "[>>> now\n>>>now {}]now({})"},
+  });
+  expect_text({">>>then\n{}", ">>>now\n", ">>>now\n3", ">>>", ">>>>", "a > b >>> c"});
   expect_text({
       solar + "3<|tool_call:end|><|calls|>",
       "<|tools_prefix|>[]<|tools_suffix|>",
@@ -335,7 +340,6 @@ TEST(ServeCalls, AreThoseThatTheModelsTemplatesWrite) {
                                         "ibm-granite-granite-3.3-2B-Instruct",
                                         "llama-cpp-deepseek-r1",
                                         "llama-cpp-rwkv-world",
-                                        "meetkai-functionary-medium-v3.2",
                                         "meta-llama-Llama-3.1-8B-Instruct",
                                         "meta-llama-Llama-3.2-3B-Instruct",
                                         "meta-llama-Llama-3.3-70B-Instruct",

@@ -684,6 +684,38 @@ class StrictKimi(Strict, Chain):
     WRITTEN = '<|tool_call_argument_begin|>{"a":7,"b":"x"}<|tool_call_end|><|tool_calls_section_end|>'
 
 
+class Functionary(Chain):
+    # The prompt ends with the mark of a call.
+    model_of = (TEMPLATE.replace("<call>{{ call.function | tojson }}", ">>>{{ call.function.name }}\n{{ call.function.arguments | tojson }}")
+                .replace("<|assistant|>'", "<|assistant|>>>>'"), SPECIAL, [[">", "all\n", "I add.", ">>>", "add\n", "{}", "<|end|>"]])
+    TOOL = {"type": "function", "function": {"name": "add", "parameters": NUMBERS}}
+
+    def ask(self, strict=False, **fields):
+        tool = {**self.TOOL, "function": {**self.TOOL["function"], "strict": strict}}
+        message = self.server.chat([QUESTION], tools=[tool], parallel_tool_calls=False, **fields)["choices"][0]["message"]
+        return message["content"], [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+
+    def test_answers_have_recipients(self):
+        self.assertEqual(self.ask(), ("I add.", [{}]))
+        self.assertEqual(self.ask(strict=True), ("I add.", [MEANT]))
+        self.assertEqual(re.sub(r"\s", "", self.read()).split("<|assistant|>")[1], '>>>allIadd.>>>add{"a":7,"b":"x"}<|end|>')
+        self.assertEqual(self.ask(tool_choice="required"), (None, [MEANT]))
+        self.assertIn("<|assistant|>>>>add\n{", self.read())
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBERS}}
+        content, calls = self.ask(response_format=schema)
+        self.assertEqual((json.loads(content), calls), (MEANT, []))
+        self.assertIn("<|assistant|>>>>all\n{", self.read())
+
+
+class FunctionaryCalls(Functionary):
+    # The answer is a call alone.
+    model_of = (*Functionary.model_of[:2], [[">", "add\n", "{}", "<|end|>"]])
+
+    def test_answers_have_recipients(self):
+        self.assertEqual(self.ask(), (None, [{}]))
+        self.assertEqual(self.ask(strict=True), (None, [MEANT]))
+
+
 GLM = (TEMPLATE.replace("<call>{{ call.function | tojson }}", "<tool_call>{{ call.function.name }}"
                         "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"))
 

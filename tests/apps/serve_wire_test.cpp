@@ -349,6 +349,31 @@ TEST(ServeThoughts, MessagesOfSolarOpen) {
   expect_parts({{"ur.<|end|>", "[ur.]"}}, going_on);
 }
 
+TEST(ServeTools, RecipientsOfFunctionary) {
+  const Opening opening = opening_of("<|start_header_id|>assistant<|end_header_id|>\n\n>>>");
+  const Json tools = Json::parse(R"([{"type": "function", "function": {"name": "add"}}])");
+  expect_parts(
+      {
+          {"all\nIt is 3.", "[It is 3.]"},
+          {"all\nI add.\n>>>add\n{\"a\": 1}", R"([I add.]add({"a":1}))"},
+          {"add\n{\"a\": 1}>>>add\n{}", R"(add({"a":1})add({}))"},
+          {"It is 3.", "[It is 3.]"},
+          {"sub\n{}", "[sub\n{}]"},
+          {"all", ""},
+      },
+      opening, tools);
+  expect_parts({{"all\nIt is 3.", "[It is 3.]"}, {"add\n{}", "[add\n{}]"}}, opening, nullptr);
+  AnswerFilter filter(opening, tools);
+  EXPECT_TRUE(filter.names());
+  EXPECT_EQ(filter.place(), AnswerFilter::Place::kStart);
+  filter.push("a");
+  EXPECT_EQ(filter.place(), AnswerFilter::Place::kBefore);
+  filter.push("ll\n");
+  EXPECT_FALSE(filter.names());
+  EXPECT_EQ(filter.place(), AnswerFilter::Place::kStart);
+  EXPECT_EQ(begun_answer(opening, {{"role", "assistant"}, {"content", "It"}}), "all\nIt");
+}
+
 TEST(ServeThoughts, ChannelsOfHarmony) {
   const Opening harmony = opening_of("<|start|>user<|message|>2+2?<|end|><|start|>assistant");
   const std::string analysis = "<|channel|>analysis<|message|>Two and two.<|end|>";
