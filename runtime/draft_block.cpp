@@ -5,11 +5,9 @@
 namespace thimble {
 
 // It only counts: no token is sampled from it.
-DraftBlock::DraftBlock(std::unique_ptr<Engine> engine, uint64_t bytes, uint32_t target_chunk)
-    : engine_(std::move(engine)),
-      state_(engine_->dimensions().runs.size(), Sampler(1, 1, {})),
-      target_chunk_(target_chunk) {
-  waiting_.reserve(uint64_t(target_chunk) + engine_->options().chunk);
+DraftBlock::DraftBlock(std::unique_ptr<Engine> engine, uint64_t bytes, uint64_t most_waiting)
+    : engine_(std::move(engine)), state_(engine_->dimensions().runs.size(), Sampler(1, 1, {})) {
+  waiting_.reserve(most_waiting);
   positions_.reserve(engine_->plan().capacity);
   bytes_ = bytes + state_.host_bytes() + (waiting_.capacity() + positions_.capacity()) * sizeof(int32_t);
 }
@@ -24,7 +22,8 @@ Result<std::unique_ptr<Drafter>> DraftBlock::create(const std::shared_ptr<const 
   THIMBLE_LET(engine, Engine::create(block, std::move(device), std::move(plan), std::move(policies),
                                      std::make_shared<Ledger>(), true));
   const uint64_t bytes = engine->allocated() - of_device;
-  return std::unique_ptr<Drafter>(new DraftBlock(std::move(engine), bytes, target.chunk));
+  const uint64_t most_waiting = uint64_t(target.chunk) + engine->options().chunk;
+  return std::unique_ptr<Drafter>(new DraftBlock(std::move(engine), bytes, most_waiting));
 }
 
 // ---- the text ----
@@ -174,7 +173,7 @@ Result<std::unique_ptr<Drafter>> DraftBlock::clone() const {
   const uint64_t before = engine_->allocated();
   THIMBLE_LET(engine, engine_->clone(state_));
   const uint64_t bytes = engine->allocated() - before;
-  std::unique_ptr<DraftBlock> twin(new DraftBlock(std::move(engine), bytes, target_chunk_));
+  std::unique_ptr<DraftBlock> twin(new DraftBlock(std::move(engine), bytes, waiting_.capacity()));
   twin->state_ = state_;
   twin->next_ = next_;
   twin->waiting_.insert(twin->waiting_.end(), waiting_.begin(), waiting_.end());

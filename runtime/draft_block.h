@@ -28,7 +28,8 @@ class DraftBlock : public Drafter {
   uint64_t bytes() const override { return bytes_; }
 
  private:
-  DraftBlock(std::unique_ptr<Engine>, uint64_t bytes, uint32_t target_chunk);
+  // `most_waiting`: tokens that may wait.
+  DraftBlock(std::unique_ptr<Engine>, uint64_t bytes, uint64_t most_waiting);
   uint64_t end() const { return next_ + waiting_.size(); }
   View slice(const View& of, uint64_t first, uint64_t count) const;
   void go_back(uint64_t position);
@@ -42,7 +43,6 @@ class DraftBlock : public Drafter {
   std::unique_ptr<Engine> engine_;
   SequenceState state_;
   uint64_t bytes_ = 0;
-  uint32_t target_chunk_;
   uint64_t next_ = 0;             // position of the next token to read
   std::vector<int32_t> waiting_;  // the tokens from there on
   // Rows of the model that wait, in layout().model_rows: the first is that of the token before the next one.

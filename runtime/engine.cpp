@@ -92,20 +92,21 @@ void Engine::count_allocated(uint64_t bytes) {
   reservation_.ledger->allocated += bytes;
 }
 
-// Counts the weights that no other engine on the device had placed.
+// Counts the weights that no other engine on the device had placed. What a draft block shares with its model
+// is where the model's engine placed it.
 Status Engine::place_weights(uint64_t& allocated) {
   const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
-                         const PlacedTensors::InHost& in_host,
-                         std::shared_ptr<const PlacedTensors>& into) -> Status {
+                         const PlacedTensors::InHost& in_host) -> Status {
     const bool shared = owner.placements.has(*device_);
     THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_, in_host));
     if (!shared) allocated += placed->bytes();
-    into = std::move(placed);
+    weights_.placed.push_back(std::move(placed));
     return {};
   };
-  THIMBLE_TRY(place(*model_, model_->memory(), host_weights(*model_, plan_.host_groups), weights_.model));
+  THIMBLE_TRY(place(*model_, model_->memory(), host_weights(*model_, plan_.host_groups)));
+  if (const Model* target = model_->target) THIMBLE_TRY(place(*target, target->memory(), {}));
   const auto& retainer = plan_.options.retainer;
-  return retainer ? place(*retainer, {retainer->file.bytes()}, {}, weights_.retainer) : Status();
+  return retainer ? place(*retainer, {retainer->file.bytes()}, {}) : Status();
 }
 
 Status Engine::allocate_arenas(uint64_t& allocated) {

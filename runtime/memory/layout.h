@@ -1,7 +1,9 @@
 // The place of every array of a session: the pool and the buffers that a step works on.
 #pragma once
 
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "runtime/kv/pool.h"
 #include "runtime/memory/layer_pager.h"
@@ -11,10 +13,11 @@ namespace thimble {
 
 // The weights that a session's steps multiply by.
 struct Weights {
-  std::shared_ptr<const PlacedTensors> model, retainer;  // retainer: null if there is none
+  std::vector<std::shared_ptr<const PlacedTensors>> placed;
   Weight of(const Tensor& t) const {
-    const Weight w = model->weight(t);
-    return w || !retainer ? w : retainer->weight(t);
+    for (const auto& some : placed)
+      if (const Weight w = some->weight(t)) return w;
+    return {};
   }
   LayerPager pager;
 };

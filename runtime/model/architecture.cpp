@@ -557,6 +557,11 @@ Result<std::unique_ptr<Model>> load_draft_block(const Gguf& gguf, TensorSource& 
   block->shape = model.shape_of(layer);
   block->shape.layers = 1;
   block->shape.delta_keys = block->shape.delta_values = block->shape.delta_width = 0;
+  // Backends have scratch memory for a first product and a last one of mixers. Here these are the product of
+  // the queries, which may have gates, and that which joins a token and a row.
+  block->shape.mixer_in = attention.q.rows;
+  block->shape.mixer_out = 2 * d;
+  block->target = &model;
   block->layers.push_back(std::move(layer));
   JoinedInput& in = block->joined.emplace();
   THIMBLE_SET(in.embedding_norm, tensors.vector(own + "enorm.weight", d));

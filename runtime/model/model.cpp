@@ -159,7 +159,11 @@ std::vector<Tensor> Model::tensors() const {
     all.insert(all.end(), its.begin(), its.end());
   }
   if (joined) all.insert(all.end(), {joined->embedding_norm, joined->row_norm, joined->join});
-  std::erase_if(all, [](const Tensor& t) { return !t; });
+  const std::vector<Tensor> shared = target ? target->tensors() : std::vector<Tensor>();
+  std::erase_if(all, [&](const Tensor& t) {
+    return !t || std::any_of(shared.begin(), shared.end(),
+                             [&](const Tensor& other) { return t.data == other.data; });
+  });
   return all;
 }
 

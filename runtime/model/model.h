@@ -381,7 +381,9 @@ class Model {
   // to this one and reads its files. Null: the file has none, or one that cannot be used, with the reason.
   std::unique_ptr<Model> draft_block;
   std::string description_of_draft_block_error;
-  std::optional<JoinedInput> joined;  // of a draft block
+  // Of a draft block: how its rows begin, and the model that it belongs to.
+  std::optional<JoinedInput> joined;
+  const Model* target = nullptr;
   std::vector<ReorderedMatrix> reordered;
   // The layer of each run: the KV heads of the first layer, then those of the next one.
   std::vector<uint32_t> layer_of_run;
@@ -423,7 +425,7 @@ class Model {
   const AttentionMixer& owner_of_run(size_t run) const { return *layers[layer_of_run[run]].attention(); }
 
   // The tensors that a device needs. The embedding is left out if the device only looks up its rows, because
-  // the host can pass these rows with each step.
+  // the host can pass these rows with each step. A draft block leaves out those that its target has.
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 

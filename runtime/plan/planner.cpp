@@ -477,11 +477,6 @@ Result<MemoryPlan> plan_host_weights(const Model& model, const Device& device, S
 Result<MemoryPlan> make_plan(const Model& model, const Device& device, const SessionOptions& options) {
   THIMBLE_LET(o, resolve(model, options));
   THIMBLE_TRY(check_formats(model, device, o));
-  // The layer shares matrices with the model, which a device with its own memory would get twice.
-  if (o.draft == Draft::kMtp && !device.info().unified)
-    return error(Code::kUnsupported,
-                 "%s cannot run a layer for multi-token prediction; choose other drafts, or use --device cpu",
-                 device.info().name.c_str());
   Policies policies(o);
   const SessionOptions without_pool = o;
   const bool asked = o.pool != 0;

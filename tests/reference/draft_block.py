@@ -6,7 +6,8 @@
 Written from the formulas of the families, sharing no code with the runtime. The model reads a text token by token. Its
 draft block reads, for each token but the first, the token's embedding and the model's last row (after output_norm) for the
 token before it; then it goes on with its own tokens and its own last rows (after shared_head_norm). Keys and values are
-rounded to float16, as in the pool.
+rounded to float16, as in the pool. Written are, for each position, the guesses and their leads: how far the logit of a
+guess exceeds the second best, as a share of the largest absolute logit.
 
 A runtime sums in float32 in another order. make_goldens.py says how far this may move a logit: eight times what float32
 moves the logits here, or a quarter of what the rounding of keys and values moves them. Only guesses are written whose logit
@@ -166,14 +167,14 @@ def golden(tool, shape):
         others = [m.drafts(tokens, m.rows(tokens), chosen) for m in (rough, unrounded)]
     kept = []
     for at, rows in enumerate(logits):
-        good = 0
+        leads = []
         for i, row in enumerate(rows):
             best = np.sort(row)
             allowed = max(8 * np.abs(row - others[0][at][i]).max(), np.abs(row - others[1][at][i]).max() / 4)
             if best[-1] - best[-2] < 2 * allowed: break  # both of them may move
-            good += 1
-        kept.append([at + 1, chosen[at][:good]])
-    print(shape, "tokens that are certain:", sum(len(d) for _, d in kept), "of", DRAFTED * len(kept))
+            leads.append(round(float((best[-1] - best[-2]) / np.abs(row).max()), 4))
+        kept.append([at + 1, chosen[at][:len(leads)], leads])
+    print(shape, "tokens that are certain:", sum(len(d) for _, d, _ in kept), "of", DRAFTED * len(kept))
     return {"model": shape, "tokens": tokens, "drafts": kept}
 
 

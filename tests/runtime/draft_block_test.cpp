@@ -3,14 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "runtime/memory/host_weights.h"
+#include "tests/support/device_test_name.h"
 #include "tests/support/drafting.h"
 #include "tests/support/goldens.h"
 #include "tests/support/reference_model.h"
+#include "tests/support/shared_devices.h"
 #include "tests/support/synthetic_model.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
 namespace {
@@ -40,30 +46,93 @@ class DraftBlocks : public ::testing::Test {
   }
 };
 
+// The CPU, the CPU as a device with its own memory, and all other devices of this machine.
+constexpr const char* kCopying = "cpu_with_copies";
+std::vector<std::string> device_names() {
+  std::vector<std::string> names = {kCopying};
+  for (const DeviceInfo& info : list_devices())
+    if (info.usable) names.push_back(info.name);
+  return names;
+}
+
+// On a card, products round to f16, which can exchange experts of almost equal scores. So the layers of these
+// models have none. That for drafts has some in kDense.
+constexpr const char* kDense = "tiny-glm4moe f16 FILE --set leading_dense_block_count=4 --seed 4 --sharp 3";
+constexpr const char* kRecurrent = "tiny-qwen35-mtp f16 FILE --seed 4 --sharp 3";
+
+class DraftBlocksOn : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    const std::string& name = GetParam();
+    on_cpu_ = name == kCopying || name == "cpu";
+    device_ = std::make_shared<SpyDevice>(on_cpu_ ? cpu() : shared_device(name, [&] {
+      return must(open_device(name, strictly({.threads = 1})));
+    }));
+    device_->discrete = name == kCopying;
+    on_software_ = !on_cpu_ && device_->info().software;
+    on_card_ = !on_cpu_ && !on_software_;
+  }
+  static std::shared_ptr<const Model> model_of(const std::string& shape) {
+    return SyntheticFile(shape, "draft_blocks_on").open();
+  }
+  std::unique_ptr<Session> open(const std::shared_ptr<const Model>& model, const SessionOptions& o) const {
+    return open_session(model, o, device_);
+  }
+  // How much a logit may be off, as a share of the largest: see reference_model.h, and FamilyOnDevice of
+  // device_test.cpp.
+  float share() const { return on_cpu_ ? 0x1p-9f : 0x1p-6f; }
+  // A software driver runs some steps a second, so it gets the smallest cases that reach each path.
+  uint32_t smaller(uint32_t n, uint32_t on_software) const { return on_software_ ? on_software : n; }
+
+  std::shared_ptr<SpyDevice> device_;
+  bool on_cpu_ = false, on_card_ = false, on_software_ = false;
+};
+INSTANTIATE_TEST_SUITE_P(Device, DraftBlocksOn, ::testing::ValuesIn(device_names()), device_test_name);
+
 // ---- guesses ----
 
-// `at_once`: the tokens of the text that are read at once; the session has chunks of 16.
-void expect_golden(const nlohmann::json& golden, const Model& model, Session& session, uint32_t at_once) {
+// `at_once`: the tokens of the text that are read at once; the session has chunks of 16. `least_lead`:
+// guesses are compared up to the first whose logit leads by less, as a share of the largest logit. Returns
+// how many were compared.
+size_t expect_golden(const nlohmann::json& golden, Session& session, uint32_t at_once, float least_lead) {
   const std::vector<int32_t> tokens = golden["tokens"];
+  size_t compared = 0;
   for (const nlohmann::json& draft : golden["drafts"]) {
     const uint32_t position = draft[0];
     if (position % at_once != 0) continue;
     read(session, std::span(tokens).subspan(position - at_once, at_once));
-    const std::vector<int32_t> expected = draft[1];
+    std::vector<int32_t> expected = draft[1];
+    const std::vector<float> leads = draft[2];
+    const auto uncertain =
+        std::find_if(leads.begin(), leads.end(), [&](float lead) { return lead < least_lead; });
+    expected.resize(static_cast<size_t>(uncertain - leads.begin()));
     // The clone guesses, so that the session reads the token after it itself.
     std::vector<int32_t> guessed = guess_after(*must(session.clone()), tokens[position]);
     guessed.resize(std::min(guessed.size(), expected.size()));
-    EXPECT_EQ(guessed, expected) << model.info.architecture << ", position " << position;
+    EXPECT_EQ(guessed, expected) << "position " << position;
+    compared += expected.size();
   }
+  return compared;
 }
 
-TEST_F(DraftBlocks, GuessAsTheReferenceDoes) {
+// Where both of two logits may move by a share of the largest, a guess is certain if it leads by twice that.
+// The CPU's leads are large enough for all guesses of the file.
+TEST_P(DraftBlocksOn, GuessAsTheReferenceDoes) {
   for (const nlohmann::json& golden : load_json(project_file("tests/reference/draft_blocks.json"))) {
-    const auto model = SyntheticFile(golden["model"], "draft_block_golden").open();
-    for (const uint32_t at_once : {1u, 5u, 40u}) {
-      const auto session = open_session(model, with_mtp({.pool = 200, .chunk = 16, .max_new = 32}));
-      expect_golden(golden, *model, *session, at_once);
+    const std::string shape = golden["model"];
+    if (on_card_ && shape != kRecurrent) continue;
+    if (on_software_ && (shape.starts_with("tiny-qwen35moe") || shape.starts_with("tiny-qwen3next")))
+      continue;
+    SCOPED_TRACE(shape);
+    const auto model = model_of(shape);
+    size_t compared = 0;
+    for (const uint32_t at_once : {40u, 5u, 1u}) {
+      if (on_software_ && at_once == 1) continue;
+      const auto session = open(model, with_mtp({.pool = 200, .chunk = 16, .max_new = 32}));
+      compared += expect_golden(golden, *session, at_once, on_cpu_ ? 0 : 2 * share());
     }
+    EXPECT_GT(compared, 5u);
   }
 }
 
@@ -89,15 +158,15 @@ TEST_F(DraftBlocks, GuessAsIfTheyHadNotGuessedBefore) {
 
 // After a rewind the layer has the entries before it. Both sessions lack the entry of the token at 8, whose
 // row before it is forgotten.
-TEST_F(DraftBlocks, ForgetWhatARewindLeaves) {
-  const auto model = attending("glm4moe");
+TEST_P(DraftBlocksOn, ForgetWhatARewindLeaves) {
+  const auto model = model_of(kDense);
   const SessionOptions o = with_mtp({.pool = 400, .chunk = 16, .max_new = 300});
   const std::vector<int32_t> text = seeded_tokens(200, kVocab);
   std::vector<std::vector<int32_t>> guesses[2];
   for (const bool more : {false, true}) {
-    const auto session = open_session(model, o);
+    const auto session = open(model, o);
     read(*session, std::span(text).first(8));
-    for (size_t i = 0; i < (more ? 60 : 1); ++i) must(session->accept(text[100 + i]));
+    for (size_t i = 0; i < (more ? smaller(60, 10) : 1); ++i) must(session->accept(text[100 + i]));
     must(session->rewind(8));
     read(*session, std::span(text).subspan(8, 4));
     for (int32_t token = 0; token < 20; ++token)
@@ -135,8 +204,9 @@ TEST_F(DraftBlocks, KeepAWindow) {
 // ---- sessions ----
 
 // A text that some guesses foresee, some in part and some not at all.
-std::vector<int32_t> foreseen(const std::shared_ptr<const Model>& model, size_t count) {
-  const auto session = open_session(model, with_mtp({.pool = 1000, .chunk = 64, .max_new = 1000}));
+std::vector<int32_t> foreseen(const std::shared_ptr<const Model>& model, size_t count,
+                              const std::shared_ptr<Device>& device = cpu()) {
+  const auto session = open_session(model, with_mtp({.pool = 1000, .chunk = 64, .max_new = 1000}), device);
   const std::vector<int32_t> other = seeded_tokens(count + 100, kVocab);
   std::vector<int32_t> text(other.begin(), other.begin() + 20);
   read(*session, text);
@@ -216,22 +286,58 @@ TEST_F(DraftBlocks, SampleTheSameTokens) {
     }
 }
 
-TEST_F(DraftBlocks, SaveSteps) {
-  const auto model = attending("glm4moe");
-  const std::vector<int32_t> text = foreseen(model, 300);
-  const SessionOptions o = with_mtp({.pool = 500, .chunk = 64, .max_new = 32});
-  const auto device = std::make_shared<SpyDevice>(cpu());
-  const auto session = open_session(model, o, device);
-  read(*session, std::span(text).first(100));
+TEST_P(DraftBlocksOn, SaveSteps) {
+  const auto model = model_of(kDense);
+  const uint32_t first = smaller(100, 20), tokens = smaller(200, 30);
+  const std::vector<int32_t> text = foreseen(model, first + tokens, device_);
+  const auto session = open(model, with_mtp({.pool = 500, .chunk = 64, .max_new = 32}));
+  read(*session, std::span(text).first(first));
   uint64_t steps = 0, position = 0;
-  device->before_submit = [&](const Program&, const StepParams& step, std::span<const HeadState> heads) {
+  device_->before_submit = [&](const Program&, const StepParams& step, std::span<const HeadState> heads) {
     const bool of_model = heads.size() > 2;  // the drafting layer has two KV heads
     if (of_model && static_cast<uint64_t>(step.position) != position) ++steps;
     if (of_model) position = static_cast<uint64_t>(step.position);
   };
-  for (size_t i = 100; i < 300; ++i) must(session->accept(text[i]));
-  // The text consists of groups of 1, 2, 3 and 4 tokens, each of which needs a step.
-  EXPECT_NEAR(static_cast<double>(steps), 80, 2);
+  for (uint32_t i = 0; i < tokens; ++i) must(session->accept(text[first + i]));
+  device_->before_submit = {};
+  // The text consists of groups of 1, 2, 3 and 4 tokens, each of which needs a step. On other devices than
+  // the CPU several rows round differently from one, and a guess may differ from the one that made the text.
+  const double groups = 0.4 * tokens;
+  EXPECT_GE(static_cast<double>(steps), groups - 2);
+  EXPECT_LE(static_cast<double>(steps), on_cpu_ ? groups + 2 : 1.5 * groups);
+}
+
+// Tokens that lead by more than rounding are the same with drafts, and logits differ by rounding only.
+TEST_P(DraftBlocksOn, LeaveAnswersAsWithoutThem) {
+  const SessionOptions all{.pool = 400, .chunk = 64, .max_new = 64};
+  const SessionOptions window{
+      .retention = Retention::kWindow, .pool = 60, .chunk = 64, .local = 20, .max_new = 44};
+  for (const char* shape : {kDense, kRecurrent}) {
+    SCOPED_TRACE(shape);
+    const auto model = model_of(shape);
+    const uint32_t first = smaller(100, 70), tokens = smaller(150, 30);
+    const std::vector<int32_t> text = foreseen(model, first + tokens, device_);
+    for (const SessionOptions& o : {window, all}) {
+      if (on_software_ && o.retention == Retention::kNone) continue;
+      const auto plain = open(model, o), drafting = open(model, with_mtp(o));
+      for (Session* s : {plain.get(), drafting.get()}) read(*s, std::span(text).first(first));
+      for (uint32_t i = 0; i < tokens; ++i) {
+        const std::vector<float> expected = accept(*plain, text[first + i]);
+        expect_close(accept(*drafting, text[first + i]), expected, share());
+        if (HasFailure()) FAIL() << "after token " << i;
+      }
+      EXPECT_EQ(kept(*drafting), kept(*plain));
+      for (uint32_t i = 0; i < smaller(50, 10); ++i) {
+        std::vector<float> logits = flush(*plain);
+        const auto largest = [](float a, float b) { return std::abs(a) < std::abs(b); };
+        const float scale = std::abs(*std::max_element(logits.begin(), logits.end(), largest));
+        std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+        if (must(drafting->step()) == must(plain->step())) continue;
+        EXPECT_LE(logits[0] - logits[1], 2 * share() * scale) << i;
+        break;  // the texts differ from here on
+      }
+    }
+  }
 }
 
 TEST_F(DraftBlocks, SurviveInterruptsAndOtherCalls) {
@@ -314,6 +420,8 @@ TEST(DraftBlockFiles, ShareWhatTheLayerLacks) {
   EXPECT_EQ(shared->draft_block->output.data, shared->output.data);
   EXPECT_EQ(shared->draft_block->output_norm.data, shared->output_norm.data);
   EXPECT_EQ(shared->draft_block->token_embedding.data, shared->token_embedding.data);
+  // Backends have scratch memory for products of this shape.
+  EXPECT_EQ(shared->draft_block->shape.mixer_out, shared->draft_block->joined->join.cols);
   const WithLayerForDrafts having(
       {"eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_norm", "shared_head_head"});
   const auto& own = having.model;
@@ -344,10 +452,73 @@ TEST_F(DraftBlocks, AreInsideTheBudget) {
   EXPECT_LE(device->peak_bytes, session->plan().total);
 }
 
-std::string refusal(const std::shared_ptr<const Model>& model,
-                    const std::shared_ptr<Device>& device = cpu()) {
+// What the arenas and weights of a session take, without its host memory and the device's own part.
+uint64_t device_bytes(const Model& model, const Device& device, const MemoryPlan& plan) {
+  const Model& block = *model.draft_block;
+  const MemoryPlan draft = must(make_plan(block, device, draft_options(block, plan.options)));
+  return plan.total - plan.draft - plan.fixed - host_bytes(model, plan) + draft.total - draft.fixed -
+         host_bytes(block, draft);
+}
+
+// Only what is named after the layer in the file is placed for it: the rest is where the model has it.
+TEST_P(DraftBlocksOn, TakeTheBytesOfThePlan) {
+  for (const char* shape : {kDense, kRecurrent}) {
+    SCOPED_TRACE(shape);
+    const auto model = model_of(shape);
+    const SessionOptions o = with_mtp({.pool = 200, .chunk = 32, .max_new = 32});
+    const DeviceInfo info = device_->info();
+    uint64_t of_layer = 0;
+    for (const GgufTensor& t : model->gguf().tensors())
+      if (t.name.starts_with("blk." + std::to_string(model->shape.layers) + "."))
+        of_layer += round_up(t.bytes, info.alignment);
+    const MemoryPlan plan = must(make_plan(*model, *device_, o));
+    EXPECT_EQ(plan.draft_weights, info.unified ? 0 : round_up(of_layer, info.granularity));
+    const uint64_t expected = device_->allocated_bytes + device_bytes(*model, *device_, plan);
+    const auto session = open(model, o);
+    EXPECT_EQ(device_->allocated_bytes, expected);
+
+    // A second session and a clone use the same weights.
+    const MemoryPlan second = must(make_plan(*model, *device_, o));
+    EXPECT_EQ(second.draft_weights, 0u);
+    EXPECT_EQ(second.total, plan.total - plan.weights - plan.draft_weights);
+    const uint64_t alone = session->allocated();
+    const auto twin = must(session->clone());
+    EXPECT_EQ(session->allocated() - alone,
+              alone - plan.weights - plan.draft_weights - (plan.fixed - plan.programs));
+  }
+}
+
+// If the budget has room for none of the model's matrices, the layer reads the output matrix, too, from the
+// host's memory.
+TEST_P(DraftBlocksOn, ReadTheirModelsWeightsInTheHostsMemory) {
+  if (device_->info().unified) return;
+  const auto model = model_of(kDense);
+  SessionOptions o = with_mtp({.pool = 200, .chunk = 32, .max_new = 32});
+  const auto groups = static_cast<uint32_t>(host_groups(*model).size());
+  Policies policies(o);
+  const std::vector<int32_t> text = seeded_tokens(40, kVocab);
+  std::vector<std::vector<int32_t>> guesses[2];
+  std::vector<float> logits[2];
+  for (const bool in_host : {false, true}) {
+    if (in_host)
+      o.budget = must(count_plan(*model, *device_, must(resolve(*model, o)), policies, false, groups)).total;
+    const MemoryPlan plan = must(make_plan(*model, *device_, o));
+    EXPECT_EQ(plan.host_groups, in_host ? groups : 0);
+    const auto session = open(model, o);
+    read(*session, std::span(text).first(20));
+    for (size_t i = 20; i < text.size(); ++i) {
+      guesses[in_host].push_back(guess_after(*session, text[i]));
+      logits[in_host] = read(*session, {&text[i], 1});
+    }
+    EXPECT_EQ(guesses[in_host].back().size(), 3u);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+  EXPECT_EQ(guesses[0], guesses[1]);
+}
+
+std::string refusal(const std::shared_ptr<const Model>& model) {
   const Status status =
-      Session::create(model, device, with_mtp({.pool = 100, .chunk = 32, .max_new = 32})).status();
+      Session::create(model, cpu(), with_mtp({.pool = 100, .chunk = 32, .max_new = 32})).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);
   return status.message();
 }
@@ -359,10 +530,6 @@ TEST_F(DraftBlocks, AreRefusedWhereThereIsNone) {
             std::string::npos);
   const auto exaone = SyntheticFile("tiny-exaone4-swa f16 FILE", "draft_block_exaone").open();
   EXPECT_NE(refusal(exaone).find("multi-token prediction"), std::string::npos);
-  const auto device = std::make_shared<SpyDevice>(cpu());
-  device->discrete = true;
-  EXPECT_NE(refusal(attending("glm4moe"), device).find("cannot run a layer for multi-token prediction"),
-            std::string::npos);
 }
 
 }  // namespace
