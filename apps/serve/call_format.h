@@ -53,6 +53,9 @@ constexpr CallTags kHyTags = {"<tool_call:opensource>",
 constexpr std::string_view kSolarBegin = "<|tool_call:begin|>", kSolarName = "<|tool_call:name|>",
                            kSolarArguments = "<|tool_call:args|>", kSolarEnd = "<|tool_call:end|>";
 constexpr std::string_view kRecipientMark = ">>>";
+// What comes before each tag of MiniMax M3.
+constexpr std::string_view kTagMark = "]<]minimax[>[", kNestedOpen = "]<]minimax[>[<tool_call>",
+                           kNestedClose = "]<]minimax[>[</tool_call>", kItem = "item";
 
 // Types of values, one bit each.
 enum SchemaType : unsigned {
@@ -67,5 +70,7 @@ enum SchemaType : unsigned {
 // The types that a JSON schema allows; 0: it does not say. `root`: the schema in which references are looked
 // up.
 unsigned types_of(const Json& schema, const Json& root);
+// The schema that a reference leads to; the schema itself if it is no reference.
+const Json& resolved(const Json& schema, const Json& root);
 
 }  // namespace app::serve

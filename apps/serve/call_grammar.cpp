@@ -137,7 +137,7 @@ class CallWriter {
       : format_(*style.format), notation_(style.notation), tools_(tools), how_(how) {}
 
   std::string write() {
-    if (notation_ == CallNotation::kJson) return "";
+    if (notation_ == CallNotation::kJson || notation_ == CallNotation::kNested) return "";
     std::string calls;
     for (const Json& tool : tools_) {
       const std::optional<Json> schema =
@@ -188,6 +188,7 @@ class CallWriter {
     const std::string json = json_value(schema ? *schema : Json{{"type", "object"}});
     switch (notation_) {
       case CallNotation::kJson:
+      case CallNotation::kNested:
         break;
       case CallNotation::kTags:
         return tagged(name, schema);

@@ -314,6 +314,9 @@ constexpr CallTags kDsmlTags = {"<\uff5cDSML\uff5cinvoke name=\"",
 constexpr CallTags kParamTags = {"<function name=\"", "\">", "</function>",
                                  "<param name=\"",    "\"",  "</param>"};
 
+// The JSON of a value that was written without quotes. `types`: those that it may have; 0: any.
+std::string typed_json(unsigned types, std::string_view written);
+
 // The text of a member of an object in compact JSON, in which numbers stay as they were written.
 std::string_view member(std::string_view object, const std::string& name) {
   std::string_view found;
@@ -588,6 +591,96 @@ bool read_recipient(CallReader& in, const CallFormat&, const ToolTypes& types, s
   return in.take_json(json) && add_call(name, json, calls);
 }
 
+// The part of a schema for a member of an object, or for the items of an array (`key` is null).
+const Json& part_of(const Json& schema, const Json& root, const std::string* key) {
+  static const Json none;
+  if (!schema.is_object()) return none;
+  const Json* parts = find_field(schema, key ? "properties" : "items");
+  const Json* part = parts && key && parts->is_object() ? find_field(*parts, key->c_str()) : parts;
+  if (part) return resolved(*part, root);
+  for (const char* name : {"anyOf", "oneOf"})
+    if (const Json* choices = find_field(schema, name); choices && choices->is_array())
+      for (const Json& choice : *choices)
+        if (const Json& found = part_of(resolved(choice, root), root, key); !found.is_null()) return found;
+  return none;
+}
+
+bool read_nested(CallReader& in, std::string_view key, const Json& schema, const Json& root,
+                 std::string& json, int depth);
+
+// The tags in a tag, up to the one that closes it, as an object or an array.
+bool read_children(CallReader& in, std::string_view key, const Json& schema, const Json& root,
+                   std::string& json, int depth) {
+  const unsigned types = schema.is_object() ? types_of(schema, root) : 0;
+  std::vector<std::string> names, values;
+  const std::string close = "</" + std::string(key) + ">";
+  const bool may_be_list = types == 0 || (types & kArray) != 0;
+  while (!in.take(close)) {
+    std::string_view name;
+    if (!in.take("<") || !in.take_until(">", name) || name.empty()) return false;
+    const std::string member(name);
+    const bool item = may_be_list && name == kItem;
+    values.emplace_back();
+    if (!read_nested(in, name, part_of(schema, root, item ? nullptr : &member), root, values.back(), depth))
+      return false;
+    names.push_back(member);
+    in.skip_space();
+    if (!in.take(kTagMark)) return false;
+  }
+  const bool all_items = std::all_of(names.begin(), names.end(), [](const auto& n) { return n == kItem; });
+  const bool list = may_be_list && !names.empty() && all_items;
+  // Null is written by leaving a member out.
+  const Json* required = schema.is_object() ? find_field(schema, "required") : nullptr;
+  if (!list && required && required->is_array())
+    for (const Json& needed : *required) {
+      if (!needed.is_string()) continue;
+      const auto& name = needed.get_ref<const std::string&>();
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      if ((types_of(part_of(schema, root, &name), root) & kNull) == 0) continue;
+      names.push_back(name);
+      values.emplace_back("null");
+    }
+  json += list ? '[' : '{';
+  for (size_t i = 0; i < names.size(); ++i)
+    json += (i ? "," : "") + (list ? "" : json_text(names[i]) + ":") + values[i];
+  json += list ? ']' : '}';
+  return true;
+}
+
+// What is in a tag: other tags, or a text whose type the schema names.
+bool read_nested(CallReader& in, std::string_view key, const Json& schema, const Json& root,
+                 std::string& json, int depth) {
+  std::string_view text;
+  if (depth > kDeepestArgument || !in.take_until(kTagMark, text)) return false;
+  if (in.is_next("<") && !in.is_next("</"))
+    return stripped(text).empty() && read_children(in, key, schema, root, json, depth + 1);
+  if (in.ended || !in.take("</" + std::string(key) + ">")) return false;
+  unsigned types = schema.is_object() ? types_of(schema, root) : 0;
+  if (types & kText) types &= ~unsigned{kNull};  // the word null is a text
+  const bool nothing = text.empty() && types != 0 && (types & kText) == 0;
+  json += !nothing ? typed_json(types, text) : types & kArray ? "[]" : types & kObject ? "{}" : "null";
+  return true;
+}
+
+// MiniMax M3: <invoke name="NAME"> and a tag for each parameter, in which objects and arrays are tags, too.
+bool read_nested_block(CallReader& in, const CallFormat& format, const ToolTypes& types,
+                       std::vector<ToolCall>& calls) {
+  const std::string begin = std::string(kTagMark) + "<invoke name=\"";
+  do {
+    in.skip_space();
+    std::string_view name;
+    std::string object;
+    if (!in.take(begin) || !in.take_until("\">", name)) return false;
+    in.skip_space();
+    const Json& schema = types.schema(name);
+    if (!in.take(kTagMark) || !read_children(in, "invoke", schema, schema, object, 0)) return false;
+    if (object == "[]") object = "{}";
+    if (!add_call(name, object, calls)) return false;
+    in.skip_space();
+  } while (in.is_next(begin));
+  return in.take_close(format.close);
+}
+
 // Apertus: a list of objects {NAME: {...}}.
 bool read_named(CallReader& in, const CallFormat& format, const ToolTypes&, std::vector<ToolCall>& calls) {
   std::string_view list;
@@ -646,6 +739,7 @@ constexpr CallFormat kFormats[] = {
     {"<|tool_calls|>", "<|calls|>", read_solar, kSolar, nullptr, true},
     {"<|tools_prefix|>", "<|tools_suffix|>", read_named, kNamed},
     {kRecipientMark, "", read_recipient, kRecipient},
+    {kNestedOpen, kNestedClose, read_nested_block, kNested, nullptr, true},
 };
 
 // Tokens inside calls.
@@ -655,7 +749,7 @@ constexpr std::string_view kInnerMarks[] = {
     kHyTags.value,     kHyTags.value_ends, "\uff5cDSML\uff5c", kDeepSeekBegin,    kDeepSeekSeparator,
     kDeepSeekEnd,      kKimiBegin,         kKimiArguments,     kKimiEnd,          kSolarBegin,
     kSolarName,        kSolarArguments,    kSolarEnd,          "<|role_sep|>",    kMistralId,
-    kMistralArguments,
+    kMistralArguments, kTagMark,
 };
 
 // Reads {"name": ..., "arguments": {...}} in compact JSON. Llama writes "parameters" for arguments, Cohere
@@ -744,6 +838,18 @@ unsigned types_of(const Json& schema, const Json& root, int depth) {
 
 unsigned types_of(const Json& schema, const Json& root) { return types_of(schema, root, 0); }
 
+const Json& resolved(const Json& schema, const Json& root) {
+  const Json* found = &schema;
+  for (int steps = 0; found->is_object() && steps < 8; ++steps) {
+    const Json* reference = find_field(*found, "$ref");
+    if (!reference || !reference->is_string()) break;
+    const Json* target = referred(root, reference->get_ref<const std::string&>());
+    if (!target) break;
+    found = target;
+  }
+  return *found;
+}
+
 ToolTypes::ToolTypes(const Json& tools) {
   for (const Json& tool : tools) {
     const Json* function = tool.is_object() ? find_field(tool, "function") : nullptr;
@@ -754,6 +860,7 @@ ToolTypes::ToolTypes(const Json& tools) {
     const Json* properties = schema && schema->is_object() ? find_field(*schema, "properties") : nullptr;
     if (!properties || !properties->is_object()) continue;
     for (const auto& [key, property] : properties->items()) parameters[key] = types_of(property, *schema);
+    schemas_[name->get<std::string>()] = std::make_shared<const Json>(*schema);
   }
 }
 
@@ -769,9 +876,20 @@ bool ToolTypes::may_be_text(std::string_view tool, std::string_view parameter) c
   return types == 0 || (types & kText) != 0;
 }
 
+const Json& ToolTypes::schema(std::string_view tool) const {
+  static const Json none;
+  const auto found = schemas_.find(tool);
+  return found == schemas_.end() ? none : *found->second;
+}
+
 std::string ToolTypes::json(std::string_view tool, std::string_view parameter,
                             std::string_view written) const {
-  const unsigned types = this->types(tool, parameter);
+  return typed_json(types(tool, parameter), written);
+}
+
+namespace {
+
+std::string typed_json(unsigned types, std::string_view written) {
   const std::string_view word = stripped(written);
   std::string value = types == kText ? "" : json_word(word);
   if (types != kText && (word.starts_with('{') || word.starts_with('['))) {
@@ -786,8 +904,6 @@ std::string ToolTypes::json(std::string_view tool, std::string_view parameter,
   const unsigned type = type_of(parse_or_null(value));
   return types == 0 || (types & type) != 0 || (types & kText) == 0 ? value : json_text(written);
 }
-
-namespace {
 
 // Whether a prompt shows calls that begin in this way after <tool_call>.
 bool shows_calls(std::string_view prompt, std::string_view begin) {

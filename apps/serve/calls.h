@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ class ToolTypes {
   bool has(std::string_view tool) const { return tools_.find(tool) != tools_.end(); }
   // Whether a parameter may be a text.
   bool may_be_text(std::string_view tool, std::string_view parameter) const;
+  // The schema of a tool's arguments; null: not known.
+  const Json& schema(std::string_view tool) const;
   // The JSON of an argument that a model wrote without quotes.
   std::string json(std::string_view tool, std::string_view parameter, std::string_view written) const;
 
@@ -33,6 +36,7 @@ class ToolTypes {
 
   using Parameters = std::map<std::string, unsigned, std::less<>>;  // a bit for each type
   std::map<std::string, Parameters, std::less<>> tools_;
+  std::map<std::string, std::shared_ptr<const Json>, std::less<>> schemas_;
 };
 
 // The first mark in a text that opens calls.

@@ -61,6 +61,7 @@ enum class CallNotation {
   kDeepSeek,
   kKimi,
   kSolar,
+  kNested,     // MiniMax M3's tags in tags
   kRecipient,  // Functionary 3.2's NAME, a line break and {...}
   kNamed,      // Apertus' {NAME: {...}}
   kArguments   // Mistral's NAME[ARGS]{...}

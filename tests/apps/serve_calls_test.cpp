@@ -89,6 +89,54 @@ c]]></param><param name="count">3</param></function>)",
   });
 }
 
+TEST(ServeCalls, InTagsInTags) {
+  const std::string m = "]<]minimax[>[";
+  const auto tag = [&](const std::string& name, const std::string& value) {
+    return m + "<" + name + ">" + value + m + "</" + name + ">";
+  };
+  const auto call = [&](const std::string& inside, const std::string& name = "look") {
+    return m + "<tool_call>\n" + m + "<invoke name=\"" + name + "\">" + inside + m + "</invoke>\n" + m +
+           "</tool_call>";
+  };
+  expect({
+      {"I look." + call(tag("text", "3") + tag("count", "3")), R"([I look.]look({"text":"3","count":3}))"},
+      {call(tag("names", tag("item", "a <b>") + tag("item", "2"))), R"(look({"names":["a <b>","2"]}))"},
+      {call(tag("names", "") + tag("where", "") + tag("text", "")),
+       R"(look({"names":[],"where":{},"text":""}))"},
+      {call(tag("where", tag("x", "1") + tag("y", tag("item", tag("item", "2"))))),
+       R"(look({"where":{"x":1,"y":[[2]]}}))"},
+      {call(tag("unknown", tag("item", "2") + "\n" + tag("item", "b"))), R"(look({"unknown":[2,"b"]}))"},
+      {call("", "now"), "now({})"},
+      {m + "<tool_call>\n" + m + "<invoke name=\"now\">" + m + "</invoke>\n" + m + "<invoke name=\"now\">" +
+           m + "</invoke>\n" + m + "</tool_call> x",
+       "now({})now({})[x]"},
+      {m + "<tool_call>" + m + "<invoke name=\"now\">" + m + "</invoke>", "now({})"},
+  });
+  std::string deep = "x";
+  for (int i = 0; i < 100; ++i) deep = tag("item", deep);
+  expect_text({
+      call(tag("text", deep)),
+      call("words"),
+      call(m + "<text>a" + m + "</other>"),
+      m + "<tool_call>words" + m + "</tool_call>",
+      m + "<tool_call>" + m + "<invoke name=\"look\">" + m + "<text>a",
+      "The mark is " + m + ".",
+  });
+  // A null value is not written, so a missing member that is required and may be null is null.
+  const Json tools = Json::parse(R"([{"type": "function", "function": {"name": "look", "parameters": {
+      "type": "object", "required": ["a", "b", "c"], "properties": {
+        "a": {"type": ["string", "null"]}, "b": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]},
+        "c": {"type": "string"}, "d": {"type": ["string", "null"]}},
+      "$defs": {"b": {"type": "object", "required": ["e"], "properties": {"e": {"type": ["integer", "null"]},
+        "f": {"type": "string"}}}}}}}])");
+  expect_parts(
+      {
+          {call(""), R"(look({"a":null,"b":null}))"},
+          {call(tag("a", "null") + tag("b", tag("f", "12"))), R"(look({"a":"null","b":{"f":"12"}}))"},
+      },
+      {}, tools);
+}
+
 TEST(ServeCalls, InTagsOfKeysAndValues) {
   expect({
       {"<tool_call>look<arg_key>text</arg_key><arg_value>3</arg_value><arg_key>count</arg_key>"
@@ -334,7 +382,6 @@ TEST(ServeCalls, AreThoseThatTheModelsTemplatesWrite) {
                                         "HuggingFaceTB-SmolLM3-3B",
                                         "LFM2-8B-A1B",
                                         "LFM2.5-Instruct",
-                                        "MiniMax-M3",
                                         "fireworks-ai-llama-3-firefunction-v2",
                                         "google-gemma-2-2b-it",
                                         "ibm-granite-granite-3.3-2B-Instruct",
@@ -382,7 +429,12 @@ TEST(ServeCalls, AreThoseThatTheModelsTemplatesWrite) {
       for (const Part& part : parts) {
         EXPECT_EQ(part.name, "look");
         // Some templates sort the members.
-        EXPECT_EQ(nlohmann::json::parse(part.arguments), nlohmann::json::parse(written)) << answer;
+        auto expected = nlohmann::json::parse(written);
+        if (name == "MiniMax-M3") {  // null leaves no trace
+          expected.erase("slow");
+          if (expected.contains(nlohmann::json::json_pointer("/where/y"))) expected["where"]["y"][1] = "";
+        }
+        EXPECT_EQ(nlohmann::json::parse(part.arguments), expected) << answer;
       }
     }
   }
