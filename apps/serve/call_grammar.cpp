@@ -134,10 +134,11 @@ std::string text_without(std::string_view mark) {
 class CallWriter {
  public:
   CallWriter(const CallStyle& style, const Json& tools, const CallRules& how)
-      : format_(*style.format), notation_(style.notation), tools_(tools), how_(how) {}
+      : style_(style), format_(*style.format), notation_(style.notation), tools_(tools), how_(how) {}
 
   std::string write() {
-    if (notation_ == CallNotation::kJson || notation_ == CallNotation::kNested) return "";
+    const bool unknown = notation_ == CallNotation::kJson && style_.members.empty();
+    if (unknown || notation_ == CallNotation::kNested) return "";
     std::string calls;
     for (const Json& tool : tools_) {
       const std::optional<Json> schema =
@@ -149,8 +150,10 @@ class CallWriter {
       calls += (calls.empty() ? "" : " | ") + *call;
     }
     return root() + "call ::= " + calls + "\n" + rules_ +
-           "none ::= \"\"\nline ::= \"\\n\"?\nquote ::= " + spell(kGemmaQuote) +
-           "\nany ::= [a-zA-Z_] [a-zA-Z0-9_]* \"=\" %json {}\n" + text_without(text_end());
+           "none ::= \"\"\nline ::= \"\\n\"?\nspace ::= \" \"?\ngap ::= space | \"\\n\" [ ]{0,4}\nquote "
+           "::= " +
+           spell(kGemmaQuote) + "\nany ::= [a-zA-Z_] [a-zA-Z0-9_]* \"=\" %json {}\n" +
+           text_without(text_end());
   }
 
  private:
@@ -165,6 +168,9 @@ class CallWriter {
   // What is between the marks of the format.
   std::string root() const {
     const bool list = notation_ == CallNotation::kPython || notation_ == CallNotation::kNamed;
+    if (notation_ == CallNotation::kJson && style_.list)
+      return "root ::= gap \"[\" gap call " + std::string(how_.several ? "(gap \",\" gap call)* " : "") +
+             "gap \"]\" gap " + spell(format_.close) + "\n";
     const std::string close = spell(format_.close), again = list ? "\",\" \" \"? call" : "line call",
                       calls = how_.several ? "call (" + again + ")*" : "call";
     if (list) return "root ::= \"[\" " + calls + " \"]\" " + close + "\n";
@@ -187,9 +193,10 @@ class CallWriter {
   std::optional<std::string> call(const std::string& name, const Schema& schema) {
     const std::string json = json_value(schema ? *schema : Json{{"type", "object"}});
     switch (notation_) {
-      case CallNotation::kJson:
       case CallNotation::kNested:
         break;
+      case CallNotation::kJson:
+        return object(name, json);
       case CallNotation::kTags:
         return tagged(name, schema);
       case CallNotation::kJsonInTags:
@@ -219,6 +226,20 @@ class CallWriter {
                json + ")";
     }
     return std::nullopt;
+  }
+
+  // A call in JSON, with the members that the template writes.
+  std::string object(const std::string& name, const std::string& arguments) const {
+    std::string members;
+    for (const CallMember& member : style_.members) {
+      const std::string value = member.kind == CallMember::Kind::kArguments ? arguments
+                                : member.kind == CallMember::Kind::kName
+                                    ? "\"\\\"\" " + name + " \"\\\"\""
+                                    : "\"\\\"\" [a-zA-Z0-9]{" + std::to_string(member.length) + "} \"\\\"\"";
+      members += (members.empty() ? " " : " space \",\" space ") + literal(literal(member.key)) +
+                 " space \":\" space " + value;
+    }
+    return "(\"{\" space" + members + " space \"}\")";
   }
 
   // The tag that names the function. The opening mark may be the beginning of it.
@@ -372,6 +393,7 @@ class CallWriter {
     return "%json(none, text0) " + write_json(*schema);
   }
 
+  const CallStyle& style_;
   const CallFormat& format_;
   const CallNotation notation_;
   const Json& tools_;

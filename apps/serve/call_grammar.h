@@ -18,9 +18,9 @@ struct CallRules {
 };
 
 // The grammar, in llama.cpp's notation, of what comes after the opening mark of a style's format. Returns ""
-// if calls of this style are in JSON, for which there is call_schema(), and also if the arguments of every
-// tool must meet its schema and one cannot be written in this style. The arguments of a strict tool that
-// cannot be written are not checked otherwise.
+// if calls of this style are in JSON whose members are not known, for which there is call_schema(), and if
+// the arguments of every tool must meet its schema and one cannot be written in this style. The arguments of
+// a strict tool that cannot be written are not checked otherwise.
 std::string call_grammar(const CallStyle& style, const Json& tools, const CallRules& rules);
 
 // The JSON schema of a call {"name": ..., "arguments": {...}} of one of the tools. `only`: the name of the

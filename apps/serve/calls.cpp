@@ -915,6 +915,40 @@ bool shows_calls(std::string_view prompt, std::string_view begin) {
 
 }  // namespace
 
+namespace {
+
+// Sets the members of calls from one that a template wrote.
+void find_members(std::string_view written, CallStyle& style) {
+  CallReader in{written, true};
+  std::string_view json;
+  if (!in.take_json(json)) return;
+  const Json whole = parse_or_null(compact_json(json));
+  style.list = whole.is_array() && !whole.empty();
+  const Json& call = style.list ? whole[0] : whole;
+  if (!call.is_object()) return;
+  using enum CallMember::Kind;
+  size_t names = 0, arguments = 0;
+  for (const auto& [key, value] : call.items()) {
+    const bool named = key == "name" || key == "tool_name", given = key == "arguments" || key == "parameters";
+    names += named ? 1 : 0;
+    arguments += given ? 1 : 0;
+    if (given ? !value.is_object() : !value.is_string()) names = 2;  // written in another way
+    const size_t length = value.is_string() ? value.get_ref<const std::string&>().size() : 0;
+    style.members.push_back({named ? kName : given ? kArguments : kId, key, length});
+  }
+  if (names != 1 || arguments != 1) style.members.clear();
+}
+
+}  // namespace
+
+CallStyle mentioned_calls(std::string_view prompt) {
+  constexpr std::string_view kMark = "<|tool_call|>";
+  if (prompt.find(kMark) == npos) return {};
+  CallStyle style = {find_open_mark(kMark).format};
+  find_members(R"([{"name": "", "arguments": {}}])", style);
+  return style;
+}
+
 std::string call_mark(std::string_view prompt) {
   return shows_calls(prompt, "{\"name\"") ? "<tool_call>\n" : "";
 }
@@ -935,6 +969,7 @@ CallStyle written_calls(std::string_view text) {
   if (style.notation == CallNotation::kNamed) return style;
   if (begins("{") || (begins("[") && mark.format->read != read_python)) {
     style.notation = CallNotation::kJson;
+    find_members(inside, style);
   } else if (mark.format->read == read_mistral) {
     style.notation = CallNotation::kArguments;
   } else if (mark.format->read == read_tool_call) {

@@ -72,6 +72,8 @@ CallNotation usual_notation(const CallFormat& format);
 CallStyle described_calls(std::string_view prompt);
 // How a chat template wrote a call without arguments.
 CallStyle written_calls(std::string_view text);
+// How calls are written if a prompt with tools has the mark of Granite 3, whose template writes none.
+CallStyle mentioned_calls(std::string_view prompt);
 // What a call in JSON begins with, as a prompt with tools describes it; "": no mark.
 std::string call_mark(std::string_view prompt);
 // For a chat template without tools: describes them in the system message, which is the first.

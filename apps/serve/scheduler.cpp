@@ -426,7 +426,7 @@ Prompt Scheduler::prepare(Task& task) const {
     task.is_chat = true;
     task.call_mark = call_mark(text);
     task.call_style = described_calls(text);
-    if (!task.call_style.format) task.call_style = call_style_;
+    if (!task.call_style.format) task.call_style = call_style_.format ? call_style_ : mentioned_calls(text);
     task.opening.goes_on = !task.begun.is_null();
     if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
     prompt.ids = token_ids(model_, text, kPromptFlags);

@@ -66,9 +66,18 @@ enum class CallNotation {
   kNamed,      // Apertus' {NAME: {...}}
   kArguments   // Mistral's NAME[ARGS]{...}
 };
+struct CallMember {
+  enum class Kind { kName, kArguments, kId };
+  Kind kind;
+  std::string key;
+  size_t length;  // of the text that is its value
+};
 struct CallStyle {
   const CallFormat* format = nullptr;  // null: not known
   CallNotation notation = CallNotation::kJson;
+  // Of calls in JSON: their members in order, none if they are not known, and whether they are in a list.
+  std::vector<CallMember> members = {};
+  bool list = false;
 };
 
 // A request's values. For a missing value, the command's flags decide.

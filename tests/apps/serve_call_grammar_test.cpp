@@ -45,6 +45,12 @@ const std::vector<Style> kStyles = {
      {"<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>"}},
     {"<|tools_prefix|>[{\"f\": {}}]", {"<|tools_suffix|>"}},
     {">>>f\n{}", {}},
+    {R"([TOOL_CALLS][{"name": "f", "arguments": {}, "id": "call00000"}])", {"[TOOL_CALLS]"}},
+    {R"(<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>)", {"<TOOLCALL>", "</TOOLCALL>"}},
+    {R"(<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": "f", "parameters": {}} ]<|END_ACTION|>)",
+     {"<|START_ACTION|>", "<|END_ACTION|>"}},
+    {R"(function call<|role_sep|> {"name": "f", "arguments": {}})", {"<|role_sep|>"}},
+    {R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)", {"</tool_call>"}},
     {"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0",
      {"<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
       "<|tool_call_end|>"}},
@@ -184,6 +190,37 @@ TEST_P(CallGrammars, AllowOnlyCallsWhoseArgumentsMeetTheirSchemas) {
   }
   EXPECT_GE(finished, 50u);
   EXPECT_EQ(called.size(), 3u);
+}
+
+// A call in JSON has the members that the template writes.
+TEST(CallGrammar, OfListsHasTheMembersOfTheTemplate) {
+  const GrammarVocabulary vocabulary("", {}, 3);
+  const Json tools = Json::parse(kTools);
+  const auto grammar_of = [&](const CallStyle& style) {
+    return call_grammar(style, Json::array({tools[1]}),
+                        {true, false, [](std::string_view mark) {
+                           return mark.empty() ? "\"\"" : write_json(std::string(mark));
+                         }});
+  };
+  const auto allows = [&](const std::string& written, const std::string& text) {
+    const auto grammar =
+        compiled(vocabulary, thimble::grammar::read_gbnf(grammar_of(written_calls(written))));
+    return grammar && thimble::test::reaches(*grammar, text);
+  };
+  const std::string mistral = R"([{"name": "now", "arguments": {}, "id": "abcdefghi"}])",
+                    cohere = R"([ {"tool_call_id": "0", "tool_name": "now", "parameters": {}} ])";
+  EXPECT_TRUE(allows("[TOOL_CALLS]" + mistral, mistral));
+  EXPECT_FALSE(allows("[TOOL_CALLS]" + mistral, R"([{"name": "now", "arguments": {}}])"));
+  EXPECT_FALSE(allows("[TOOL_CALLS]" + mistral, R"({"name": "now", "arguments": {}, "id": "abcdefghi"})"));
+  EXPECT_TRUE(allows("<|START_ACTION|>" + cohere + "<|END_ACTION|>", cohere + "<|END_ACTION|>"));
+  EXPECT_FALSE(allows("<|START_ACTION|>" + cohere + "<|END_ACTION|>", mistral + "<|END_ACTION|>"));
+  // Members that are not known are not written.
+  for (const char* other :
+       {R"([TOOL_CALLS][{"name": "now"}])", R"([TOOL_CALLS][{"name": "now", "arguments": "{}"}])",
+        R"([TOOL_CALLS][{"function": {"name": "now", "arguments": {}}}])"})
+    EXPECT_EQ(grammar_of(written_calls(other)), "") << other;
+  EXPECT_FALSE(grammar_of(mentioned_calls("Write <|tool_call|> and a list.")).empty());
+  EXPECT_EQ(mentioned_calls("").format, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, CallGrammars,

@@ -647,14 +647,14 @@ class Strict:
         return re.sub(r"\s", "", self.read())
 
     def test_arguments_of_strict_tools_meet_their_schema(self):
-        choice = self.server.chat([QUESTION], tools=[self.CALL], max_tokens=99, parallel_tool_calls=False)["choices"][0]
+        choice = self.server.chat([QUESTION], tools=[self.CALL], max_tokens=199, parallel_tool_calls=False)["choices"][0]
         [call] = choice["message"]["tool_calls"]
         self.assertEqual((call["function"]["name"], json.loads(call["function"]["arguments"])), ("add", MEANT))
         self.assertEqual(choice["message"]["content"], "I add.")
         self.assertIn(self.WRITTEN, self.written())
 
     def test_other_answers_are_free(self):
-        message = self.server.chat([QUESTION], tools=[{**self.CALL, "function": {**self.CALL["function"], "strict": False}}], max_tokens=99)
+        message = self.server.chat([QUESTION], tools=[{**self.CALL, "function": {**self.CALL["function"], "strict": False}}], max_tokens=199)
         self.assertNotIn("tool_calls", message["choices"][0]["message"])
 
 
@@ -682,6 +682,37 @@ class StrictKimi(Strict, Chain):
     model_of = strict_model(["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
                              "<|tool_call_end|>"], "sub")
     WRITTEN = '<|tool_call_argument_begin|>{"a":7,"b":"x"}<|tool_call_end|><|tool_calls_section_end|>'
+
+
+def listed(mark, close, call):
+    """A template that writes calls as a list of JSON between marks."""
+    return re.sub(r"\{%- for call in .*?\{% endfor %\}", "{%- if message.tool_calls %}" + mark + "[{% for call in message.tool_calls %}" + call
+                  + "{% if not loop.last %}, {% endif %}{% endfor %}]" + close + "{% endif %}", TEMPLATE)
+
+
+class StrictMistral(Strict, Chain):
+    CALLED = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    model_of = (listed("[TOOL_CALLS]", "", CALLED), *strict_model(["[TOOL_CALLS]"], "[sub")[1:])
+    WRITTEN = '[TOOL_CALLS][{"name":"add","arguments":{"a":7,"b":"x"},"id":"'
+
+    def test_a_call_that_must_be_made_is_written_as_the_template_does(self):
+        function = {"name": "add", "parameters": NUMBERS}
+        message = self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=199)
+        [call] = message["choices"][0]["message"]["tool_calls"]
+        self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
+        self.assertIn(self.WRITTEN, self.written())
+
+
+class StrictCommand(StrictMistral):
+    CALLED = '{"tool_call_id": "0", "tool_name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+    model_of = (listed("<|START_ACTION|>", "<|END_ACTION|>", CALLED), *strict_model(["<|START_ACTION|>", "<|END_ACTION|>"], "[sub")[1:])
+    WRITTEN = '"tool_name":"add","parameters":{"a":7,"b":"x"}}]<|END_ACTION|>'
+
+
+class Granite(StrictMistral):
+    # The template mentions the mark, and writes calls without one.
+    model_of = (TEMPLATE.replace("<|tools|>", "<|tools|><|tool_call|>", 1), *strict_model(["<|tool_call|>"], "[sub")[1:])
+    WRITTEN = '<|tool_call|>[{"name":"add","arguments":{"a":7,"b":"x"}}]'
 
 
 class Functionary(Chain):
@@ -726,7 +757,7 @@ class StrictGlm(Strict, Chain):
 
     def test_a_call_that_must_be_made_is_written_as_the_template_does(self):
         function = {"name": "add", "parameters": NUMBERS}
-        message = self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=99)
+        message = self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=199)
         [call] = message["choices"][0]["message"]["tool_calls"]
         self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
         self.assertIn(self.WRITTEN, self.written())
