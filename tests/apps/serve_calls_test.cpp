@@ -425,6 +425,8 @@ TEST(ServeCalls, AreThoseThatTheModelsTemplatesWrite) {
       std::erase_if(parts, [](const Part& part) { return !part.is_call(); });
       if (parts.empty()) silent.insert(name);
       if (others.count(name)) continue;
+      const CallStyle style = written_calls(answer);
+      EXPECT_TRUE(style.notation != CallNotation::kJson || !style.members.empty()) << answer;
       EXPECT_EQ(parts.size(), name == one_call ? 1 : count) << answer;
       for (const Part& part : parts) {
         EXPECT_EQ(part.name, "look");
