@@ -222,6 +222,7 @@ class Engine {
   Reservation reservation_;
   Weights weights_;
   std::unique_ptr<Buffer> pool_, workspace_, io_;
+  std::unique_ptr<Buffer> stored_;  // the store's memory, if ops read it
   Layout layout_;
   std::unique_ptr<Stream> stream_;
   Programs programs_;
@@ -229,7 +230,6 @@ class Engine {
   Command command_;
   std::atomic<bool> interrupted_ = false;
   std::optional<RecallStore> store_;
-  std::unique_ptr<Buffer> stored_;  // the store's memory, if ops read it
   std::optional<RecallChoice> choice_;
   // Scratch memory of retention policies that score on the host: positions of entries, and embeddings
   // [kNotedAtOnce][d_model].

@@ -15,19 +15,24 @@ std::byte* row_at(const KvArray& rows, const AttentionMixer& m, uint64_t row) {
 
 Status Engine::make_store() {
   if (!plan_.options.recall) return {};
-  THIMBLE_LET(store, RecallStore::create(recall_shape(*model_, plan_.options)));
+  RecallStore::Shape shape = recall_shape(*model_, plan_.options);
+  std::byte* memory = nullptr;
+  if (plan_.options.recalls_all() && !device_->info().unified) {
+    THIMBLE_SET(stored_, device_->alloc(MemKind::kIo, RecallStore::memory_bytes(shape)));
+    memory = static_cast<std::byte*>(stored_->mapped);
+  }
+  THIMBLE_LET(store, RecallStore::create(std::move(shape), memory));
   store_.emplace(std::move(store));
   if (plan_.options.most_recalled()) choice_.emplace(*model_, recall_limits(plan_));
   return {};
 }
 
-// Shows the store to the ops that read its entries where they are, on devices that read host memory.
+// Shows the store to the ops that read its entries where they are.
 Status Engine::show_store() {
   if (!plan_.options.recalls_all()) return {};
   layout_.recall.stored.resize(model_->layers.size());
-  if (!device_->info().unified) return {};  // has no such op, and recording says so
   const std::span<const std::byte> memory = store_->memory();
-  THIMBLE_SET(stored_, device_->import_host(memory.data(), memory.size()));
+  if (!stored_) THIMBLE_SET(stored_, device_->import_host(memory.data(), memory.size()));
   const auto from = [&](uint64_t first) { return View{stored_.get(), first, memory.size() - first}; };
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;

@@ -11,7 +11,7 @@ uint64_t kv_scratch_bytes(const ModelShape& m, const SessionShape& s, uint32_t w
   bytes = std::max(bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) + workers * tile);
   const auto tiles = static_cast<uint32_t>(ceil_div(s.reach, kTileKeys));
   bytes = std::max(bytes, scratch_bytes<PowerScratch>(1, tiles, group, m.head_dim) + workers * tile);
-  if (s.stores)
+  if (s.stored_pages)
     bytes = std::max(
         bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) +
                    workers * scratch_bytes<StoredTileScratch>(attention_rows(group) * group, m.head_dim));

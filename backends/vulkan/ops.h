@@ -58,6 +58,9 @@ bool supports(const Op&, const Limits&);
 uint32_t most_head_dim(const Limits&);
 inline constexpr uint32_t kMostValueCols = 4 * 128;
 
+// The shared memory of attend_all.
+uint32_t attend_all_shared_bytes(uint32_t head_dim);
+
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
@@ -66,6 +69,7 @@ uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Limits&); 
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t attend_all_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t delta_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t ssm_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);  // page_score too

@@ -73,6 +73,10 @@ namespace thimble::vulkan {
   X(AttendPoolSinks, "attention/attend_pool", "SINKS") \
   X(AttendPoolBlocks, "attention/attend_pool", "BLOCKS") \
   X(AttendPoolSinksBlocks, "attention/attend_pool", "SINKS BLOCKS") \
+  X(AttendAllPages, "attention/attend_all_pages", "") \
+  X(AttendAllQueries, "attention/attend_all_queries", "") \
+  X(AttendAll, "attention/attend_all", "BLOCKS") \
+  X(AttendAllJoin, "attention/attend_all_join", "") \
   X(KvCompact, "kv/kv_compact", "") \
   X(KvMerge, "kv/kv_merge", "") \
   X(KvSpill, "kv/kv_spill", "") \

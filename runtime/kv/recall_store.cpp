@@ -74,15 +74,19 @@ uint32_t RecallStore::most_pages(Shape shape, uint64_t budget) {
   return low;
 }
 
-Result<RecallStore> RecallStore::create(Shape shape) {
+Result<RecallStore> RecallStore::create(Shape shape, std::byte* memory) {
   RecallStore store;
-  THIMBLE_LET(memory, Pages::allocate(place(shape, &store.runs_).memory));
+  const uint64_t bytes = place(shape, &store.runs_).memory;
+  if (!memory) {
+    THIMBLE_SET(store.own_memory_, Pages::allocate(bytes));
+    memory = store.own_memory_.data();
+  }
   if (shape.in_file) {
     THIMBLE_LET(file, ScratchFile::create());
     store.file_.emplace(std::move(file));
   }
   store.runs_.shrink_to_fit();
-  store.memory_ = std::move(memory);
+  store.memory_ = memory;
   store.counts_.resize(shape.runs.size());
   store.ranked_.resize(shape.runs.size());
   store.buffer_.resize(buffer_bytes(shape));
@@ -111,7 +115,7 @@ Status RecallStore::copy_from(const RecallStore& from) {
   for (size_t run = 0; run < runs_.size(); ++run) {
     const uint32_t pages = counts_[run];
     const auto copy = [&](uint64_t at, uint64_t bytes) {
-      std::memcpy(memory_.data() + at, from.memory_.data() + at, bytes);
+      std::memcpy(memory_ + at, from.memory_ + at, bytes);
     };
     copy(runs_[run].first, pages * sizeof(Page));
     copy(runs_[run].order, pages * sizeof(uint32_t));
@@ -153,7 +157,7 @@ uint32_t RecallStore::sum_of(size_t run, const std::byte* rows) const {
 }
 
 float* RecallStore::summary(size_t run, uint32_t slot) const {
-  return reinterpret_cast<float*>(memory_.data() + runs_[run].summaries) +
+  return reinterpret_cast<float*>(memory_ + runs_[run].summaries) +
          uint64_t(slot) * 2 * shape_.runs[run].head_dim;
 }
 

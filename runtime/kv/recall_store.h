@@ -50,8 +50,9 @@ class RecallStore {
   };
 
   RecallStore() = default;
-  // Allocates memory for all pages.
-  static Result<RecallStore> create(Shape);
+  // Allocates memory for all pages, or takes memory_bytes() of zeros, which must live as long as the store.
+  static Result<RecallStore> create(Shape, std::byte* memory = nullptr);
+  static uint64_t memory_bytes(const Shape& shape) { return place(shape, nullptr).memory; }
   // The bytes of memory and of the file that a store of this shape takes, and the most pages of each run in
   // so many bytes: of the file if there is one.
   static uint64_t bytes(const Shape&);
@@ -94,7 +95,7 @@ class RecallStore {
   // The store's memory, and where the arrays of a run begin in it, as attend_all reads them: without a file,
   // the rows too. Those of the next run, if it has the same rows, follow after `stride` bytes. A page has
   // `page_bytes` of rows, of which `key_bytes` are keys.
-  std::span<const std::byte> memory() const { return {memory_.data(), place(shape_, nullptr).memory}; }
+  std::span<const std::byte> memory() const { return {memory_, memory_bytes(shape_)}; }
   uint32_t page_capacity() const { return shape_.pages; }
   struct Places {
     uint64_t pages, order, rows, stride, page_bytes, key_bytes;
@@ -125,10 +126,8 @@ class RecallStore {
   };
   static Sizes place(const Shape&, std::vector<Run>* runs);
 
-  Page* pages_of(size_t run) const { return reinterpret_cast<Page*>(memory_.data() + runs_[run].first); }
-  uint32_t* order_of(size_t run) const {
-    return reinterpret_cast<uint32_t*>(memory_.data() + runs_[run].order);
-  }
+  Page* pages_of(size_t run) const { return reinterpret_cast<Page*>(memory_ + runs_[run].first); }
+  uint32_t* order_of(size_t run) const { return reinterpret_cast<uint32_t*>(memory_ + runs_[run].order); }
   // What a heap has of the pages of a full run: the first one is the one with the lowest score, of equal ones
   // that with the lowest number. Pages may have changed since.
   struct Low {
@@ -136,7 +135,7 @@ class RecallStore {
     int32_t number;
     uint32_t slot;
   };
-  Low* lowest_of(size_t run) const { return reinterpret_cast<Low*>(memory_.data() + runs_[run].lowest); }
+  Low* lowest_of(size_t run) const { return reinterpret_cast<Low*>(memory_ + runs_[run].lowest); }
   uint32_t slot(size_t run, uint32_t i) const { return order_of(run)[i]; }
   float* summary(size_t run, uint32_t slot) const;
   uint64_t summary_bytes(size_t run) const { return 2 * shape_.runs[run].head_dim * sizeof(float); }
@@ -147,7 +146,7 @@ class RecallStore {
   // Where a page's keys, [16][row], are in memory, followed by its values: with a file, in the buffer until
   // another page's are.
   std::byte* place_for_rows(size_t run, uint32_t slot) const {
-    return shape_.in_file ? buffer_.data() : memory_.data() + rows_at(run, slot);
+    return shape_.in_file ? buffer_.data() : memory_ + rows_at(run, slot);
   }
   uint32_t sum_of(size_t run, const std::byte* rows) const;
   Result<std::byte*> rows(size_t run, uint32_t slot) const;
@@ -163,7 +162,8 @@ class RecallStore {
   void summarise(size_t run, uint32_t slot, float count, const float* key);
 
   Shape shape_;
-  Pages memory_;
+  Pages own_memory_;  // empty if the memory is another's
+  std::byte* memory_ = nullptr;
   std::vector<Run> runs_;
   std::vector<uint32_t> counts_;
   std::vector<bool> ranked_;  // whether lowest_of(run) is a heap of its pages

@@ -45,7 +45,7 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
                            ? std::max(policies.selection->vote_positions(s), 1u)
                            : 0,
           .heads = static_cast<uint32_t>(d.runs.size()),
-          .stores = s.options.recalls_all(),
+          .stored_pages = s.dimensions.stored / kRecallPage,
           .recalls = s.options.most_recalled() != 0};
 }
 

@@ -12,6 +12,7 @@ namespace {
 constexpr uint32_t kRows = 4, kHeads = 2, kGroup = 2, kQueries = kHeads * kGroup, kDim = 64, kPage = 4;
 constexpr uint32_t kColumns = (kQueries + 2 * kHeads) * kDim, kEntries = 64, kChunk = 5, kViewEntries = 16;
 constexpr uint32_t kCopies = 40, kListed = 12, kPositions = 100, kSlots = 3;
+constexpr uint32_t kPages = 16;  // of a store, in each head
 constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kOriginal{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kHalf{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim / 2};
@@ -340,7 +341,7 @@ const Case kCases[] = {
      }},
     {"attend_all", kRows,
      [](Operands& o) -> Op {
-       constexpr uint32_t kPages = 16, kBlocks = kPages * kStoredPage * kDim * 4 / 64;
+       constexpr uint32_t kBlocks = kPages * kStoredPage * kDim * 4 / 64;
        const auto stored = [&](uint64_t last) { return o(16 * kBlocks + last); };
        return AttendAll{o((kRows - 1) * kColumns + kQueries * kDim),
                         o.keys(kEntries),
@@ -839,7 +840,9 @@ class Checks : public OpTest {
                              .reach = 40 + kRows,
                              .view_capacity = kViewEntries,
                              .positions = kPositions,
-                             .heads = kHeads};
+                             .heads = kHeads,
+                             .stored_pages = kPages,
+                             .recalls = true};
     size_for(kHeads, kGroup, kDim, shape);
     auto needs = device().needs(model, session);
     ASSERT_TRUE(needs.ok()) << needs.status().message();

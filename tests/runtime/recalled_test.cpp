@@ -72,6 +72,14 @@ class RecalledOn : public ::testing::TestWithParam<std::string> {
   static std::shared_ptr<Device> device() {
     return shared_device(GetParam(), [] { return must(open_device(GetParam(), strictly({.threads = 2}))); });
   }
+  // The same numbers are summed in another order: a few roundings of f32. Devices with f16 products read the
+  // last tokens in other products than chunks: as in device_test, 2^-6 of the largest logit.
+  static float tolerance(const std::vector<float>& expected) {
+    const float largest = std::abs(*std::max_element(
+        expected.begin(), expected.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    return on_cpu() ? 1e-4f : largest * 0x1p-6f;
+  }
+  static bool attends_to_stores() { return !GetParam().starts_with("cuda"); }
   static bool is_slow() { return device()->info().software; }
   static std::unique_ptr<Session> open(const std::shared_ptr<const Model>& model, const SessionOptions& o) {
     return open_session(model, o, device());
@@ -120,11 +128,7 @@ TEST_P(RecalledOn, AllEntriesMakeAttentionDense) {
     const auto dense = open(m.model, {.pool = 1000, .chunk = 32, .positions = positions});
     const auto session = open(m.model, o);
     const std::vector<float> expected = read(*dense, text), logits = read(*session, text);
-    // The same numbers are summed in another order: a few roundings of f32. Devices with f16 products read
-    // the last tokens in other products than chunks: as in device_test, 2^-6 of the largest logit.
-    const float largest = std::abs(*std::max_element(
-        expected.begin(), expected.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
-    EXPECT_LT(largest_difference(expected, logits), on_cpu() ? 1e-4f : largest * 0x1p-6f);
+    EXPECT_LT(largest_difference(expected, logits), tolerance(expected));
     SessionOptions without = o;
     without.recall_mem = without.recall = 0;
     EXPECT_GT(largest_difference(expected, read(*open(m.model, without), text)), 1e-2f);
@@ -283,7 +287,8 @@ SessionOptions with_all() {
 
 // In a model of one layer, as above: with a store of everything else, the last token of the prompt and all
 // generated ones see the same as with dense attention. The runs hold no more entries than without a store.
-TEST(RecalledAll, AttentionIsDense) {
+TEST_P(RecalledOn, AttentionToEverythingIsDense) {
+  if (!attends_to_stores()) return;
   Seeded one;
   one.layers = 1;
   for (const Positions positions : {Positions::kList, Positions::kOriginal})
@@ -293,12 +298,11 @@ TEST(RecalledAll, AttentionIsDense) {
       o.positions = positions;
       if (grows) std::swap(o.recall_mem, o.recall_disk);
       const std::vector<int32_t> text = seeded_tokens(300);
-      const auto dense = open_session(m.model, {.pool = 1000, .chunk = 32, .positions = positions});
-      const auto session = open_session(m.model, o);
+      const auto dense = open(m.model, {.pool = 1000, .chunk = 32, .positions = positions});
+      const auto session = open(m.model, o);
       std::vector<float> expected = read(*dense, text), logits = read(*session, text);
-      for (int32_t i = 0; i < 50; ++i) {  // the pool is full again before the end
-        // The same numbers are summed in another order: a few roundings of f32.
-        ASSERT_LT(largest_difference(expected, logits), 1e-4f) << "after " << i << " tokens";
+      for (int32_t i = 0; i < (is_slow() ? 20 : 50); ++i) {  // the pool may be full again before the end
+        ASSERT_LT(largest_difference(expected, logits), tolerance(expected)) << "after " << i << " tokens";
         expected = accept(*dense, i);
         logits = accept(*session, i);
       }
@@ -306,7 +310,7 @@ TEST(RecalledAll, AttentionIsDense) {
       EXPECT_LT(kept(*session)[0][0].size(), 130u);
       SessionOptions without = o;
       without.recall_mem = without.recall_disk = without.recall = 0;
-      EXPECT_GT(largest_difference(expected, read(*open_session(m.model, without), text)), 1e-2f);
+      EXPECT_GT(largest_difference(expected, read(*open(m.model, without), text)), 1e-2f);
     }
 }
 
@@ -327,19 +331,25 @@ TEST(RecalledAll, ReadingIsDenseToo) {
     }
 }
 
-// Of a store in a file, each layer's rows are read before its attention.
-TEST(RecalledAll, AFileGivesTheSameBits) {
+// Of a store in a file, each layer's rows are read before its attention, so a token has a segment for each
+// layer. GPUs then compute norms in other launches, with other roundings; the CPU has the same bits.
+TEST_P(RecalledOn, AFileOfEverythingGivesTheSame) {
+  if (!attends_to_stores()) return;
   Seeded wide;
   wide.head_dim = 32;
   for (const KvFormat format : {KvFormat::kF16, KvFormat::kQ8_0}) {
+    if (is_slow() && format != KvFormat::kF16) continue;
     SessionOptions o = with_all();
     o.recall_format = format;
-    const auto in_memory = open_session(seeded_model(wide).model, o);
+    const auto in_memory = open(seeded_model(wide).model, o);
     std::swap(o.recall_mem, o.recall_disk);
-    const auto in_file = open_session(seeded_model(wide).model, o);
+    const auto in_file = open(seeded_model(wide).model, o);
     EXPECT_GT(in_file->plan().store_file, 0u);
     EXPECT_EQ(read(*in_memory, seeded_tokens(300)), read(*in_file, seeded_tokens(300)));
-    for (int32_t i = 0; i < 50; ++i) ASSERT_EQ(accept(*in_memory, i), accept(*in_file, i));
+    for (int32_t i = 0; i < 50; ++i) {
+      const std::vector<float> expected = accept(*in_memory, i), got = accept(*in_file, i);
+      ASSERT_LE(largest_difference(expected, got), on_cpu() ? 0 : tolerance(expected));
+    }
   }
 }
 
@@ -415,18 +425,20 @@ TEST(RecalledAll, GivesTheGoldensOfAllArchitectures) {
   EXPECT_GT(compared, 20u);
 }
 
-TEST(RecalledAll, CopiesFilesAndRewindsContinueAlike) {
+TEST_P(RecalledOn, CopiesAndFilesOfEverythingContinueAlike) {
+  if (!attends_to_stores()) return;
   for (const Retention retention :
        {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff, Retention::kTova, Retention::kReread}) {
     SCOPED_TRACE(policy_name(retention));
+    if (is_slow() && retention != Retention::kWindow) continue;
     SessionOptions o = with_all();
     o.retention = retention;
-    const auto session = open_session(seeded_model().model, o);
+    const auto session = open(seeded_model().model, o);
     must(session->set_sampler(kWarm));
     read(*session, seeded_tokens(260));
     generate(*session, 5);
     const auto twin = must(session->clone());
-    const auto copy = open_session(seeded_model().model, o);
+    const auto copy = open(seeded_model().model, o);
     restore(*copy, save(*session));
     const Outcome expected = go_on(*session);
     EXPECT_EQ(go_on(*twin), expected);
@@ -684,7 +696,7 @@ TEST_P(RecalledOn, TellsWhatIsHeldWhatIsInTheStoreAndWhatIsGone) {
     SessionOptions o = with_store(c.recall);
     o.recall_mem = c.store;
     if (c.recall == kRecallAll || !c.store) o.recall_every = 0;
-    if (c.recall == kRecallAll && !on_cpu()) continue;
+    if (c.recall == kRecallAll && !attends_to_stores()) continue;
     const auto session = open(seeded_model().model, o);
     read(*session, seeded_tokens(400));
     generate(*session, 9);  // some of what came back leaves again
@@ -889,8 +901,8 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
       changes[b](o);
       if (o.recall_mem && o.recall_disk) o.recall_mem = 0;
       auto made = Session::create(m.model, device(), o);
-      if (!made.ok()) {                                   // two options that contradict each other
-        const bool lacks = o.recalls_all() && !on_cpu();  // only the CPU attends to a store
+      if (!made.ok()) {  // two options that contradict each other
+        const bool lacks = o.recalls_all() && !attends_to_stores();
         EXPECT_EQ(made.status().code(), lacks ? Code::kUnsupported : Code::kInvalidArgument)
             << made.status().message();
         continue;

@@ -45,7 +45,7 @@ Result<std::unique_ptr<VulkanBuffer>> allocate(const std::shared_ptr<Context>& c
   auto buffer = std::make_unique<VulkanBuffer>(context);
   buffer->size = bytes;
   const uint64_t size = round_up(std::max<uint64_t>(bytes, 1), 16);
-  if (size > c.gpu.info.total_bytes)
+  if (place != Place::kHost && size > c.gpu.info.total_bytes)
     return error(Code::kOutOfMemory,
                  "%s has %" PRIu64 " MiB of memory, and %" PRIu64
                  " MiB are needed in one piece; use a smaller pool or model",

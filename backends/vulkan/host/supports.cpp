@@ -9,8 +9,8 @@ namespace {
 bool stores(const KvArray& a, uint32_t head_dim) {
   return has_kv_format(a.type) && kv_fits(a.type, head_dim);
 }
+bool mixes(const KvArray& a) { return a.type == DType::kF16 || has_kv_blocks(a.type); }
 bool stores(const KvArray& k, const KvArray& v, uint32_t head_dim) {
-  const auto mixes = [](const KvArray& a) { return a.type == DType::kF16 || has_kv_blocks(a.type); };
   if (!v) return stores(k, head_dim);
   return stores(k, head_dim) && stores(v, head_dim) && (k.type == v.type || (mixes(k) && mixes(v)));
 }
@@ -44,6 +44,12 @@ struct Supports {
     return attends(o.p.head_dim, limits) && o.value_cols() <= kMostValueCols &&
            stores(o.k, o.v, o.p.head_dim) && !are_in_blocks(o.k, o.v) &&
            (!is_view || o.k.type == DType::kF16);
+  }
+  bool operator()(const AttendAll& o) const {
+    const auto reads = [&](const KvArray& a) { return mixes(a) && stores(a, o.p.head_dim); };
+    return o.p.head_dim % 8 == 0 && attend_all_shared_bytes(o.p.head_dim) <= limits.max_shared_bytes &&
+           reads(o.k) && reads(o.v) && reads(o.stored_k) && reads(o.stored_v) && alike(o.k, o.chunk_k) &&
+           alike(o.v, o.chunk_v);
   }
   bool operator()(const KvCompact& o) const {
     return o.p.head_dim % 2 == 0 && stores(o.k, o.v, o.p.head_dim) && alike(o.k, o.chunk_k) &&

@@ -65,7 +65,7 @@ class VulkanDevice : public Device {
     for (const auto op_scratch :
          {product_scratch, attention_scratch, token_score_scratch, vote_scratch, top_k_scratch,
           vote_top_k_scratch, label_scratch, norm_scratch, arg_max_scratch, route_scratch, expert_scratch,
-          delta_scratch, ssm_scratch, kv_recall_scratch})
+          delta_scratch, ssm_scratch, kv_recall_scratch, attend_all_scratch})
       scratch = std::max(scratch, op_scratch(m, s, gpu_.limits));
     return Needs{.fixed = context_bytes_ + pipeline_bytes(gpu_) + 2 * Staging::kBytes,
                  .programs = program_bytes(m),
