@@ -380,12 +380,11 @@ bool AnswerFilter::solar_header(bool last) {
   if (!last && (may_begin(kTurn) || may_begin(kTurnThought) || may_begin(kTurnText) ||
                 begun_open_mark(text) == text.size()))
     return false;
-  if (text.starts_with(kTurn)) {
-    held_.erase(0, kTurn.size());
-    has_role_ = true;
+  if (text.starts_with(kTurnBegin)) {
+    has_role_ = text.starts_with(kTurn);
+    held_.erase(0, has_role_ ? kTurn.size() : kTurnBegin.size());
     return true;
   }
-  if (text.starts_with(kTurnBegin)) held_.erase(0, kTurnBegin.size());
   if (finds_calls_ && find_open_mark(held_).at == 0) {
     state_ = State::kText;
     return true;

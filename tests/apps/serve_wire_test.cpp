@@ -339,6 +339,7 @@ TEST(ServeThoughts, MessagesOfSolarOpen) {
           {thought + "<|begin|>assis", "{Two and two.}"},
           {thought + "<|begin|>Four.", "{Two and two.}[Four.]"},
           {"No mark.<|end|>", "[No mark.]"},
+          {"<|begin|><|begin|><|tools_prefix|><|end|>", "[<|tools_prefix|><|end|>]"},
           {"<|content|>I write <|think|>.", "[I write <|think|>.]"},
       },
       solar);

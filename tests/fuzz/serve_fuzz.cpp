@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       openai_error(refusal);
     }
   }
-  for (const char* prompt : {"", "<think>", "<|start|>assistant"}) {
+  for (const char* prompt : {"", "<think>", "<|start|>assistant", "<|begin|>assistant", ">>>"}) {
     Asked asked;
     asked.task.tools = app::Json::array();
     asked.task.opening = opening_of(prompt);
