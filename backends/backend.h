@@ -139,6 +139,7 @@ struct DeviceInfo {
       true;  // host and device share memory: every buffer is mapped, and files are imported without a copy
   bool pages_files = false;         // the system may drop pages of imported files and read them again
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
+  bool lifts_views = false;         // has the op lift_view, and attention to its view
   uint32_t pool_rows = 1;           // rows of a step that attends to the pool itself (kFromPool)
 };
 
@@ -372,8 +373,26 @@ struct Attention {
   // uint [rows], ascending: the list index of each row's own entry, if the rows are not the last entries of
   // the list. Only for the view under kRopeList, without a window. Or empty.
   In row_index = {};
+  // A view that lift_view made: all heads attend to the entries of head 0. The channels of a value, the first
+  // ones of its row; 0: it is another view. And the first channel of a query that rotates.
+  struct Lifted {
+    uint32_t value_dim = 0, rope_first = 0;
+  } lifted = {};
   // The channels of a value.
-  uint32_t value_cols() const { return p.head_dim - (v ? 0 : p.rope.n_rot); }
+  uint32_t value_cols() const {
+    return lifted.value_dim ? lifted.value_dim : p.head_dim - (v ? 0 : p.rope.n_rot);
+  }
+};
+// Makes keys and values of every head from a view whose rows are rotated channels, and latent ones. A key is
+// the product of the latent channels and the head's matrix, and then the rotated channels. The rows of a
+// value are as wide as those of a key; channels after value_cols are not written.
+struct LiftView {
+  In view;  // [view_capacity][rotated + latent]
+  In list;
+  Weight k_up,
+      v_up;  // for each head [key_cols][latent], or transposed [latent][key_cols]; [value_cols][latent]
+  Out k, v;  // [heads][view_capacity][rotated + key_cols]
+  LiftViewParams p;
 };
 // Attention, as above, to the entries of a head's run, the step's rows, and the entries of the head's pages
 // in a store, which stay where they are. Entries have the order of their positions in the text; under
@@ -627,6 +646,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(GivenScore, given_score, kOnAll)           \
   OP(KvView, kv_view, kOnAll)                   \
   OP(Attention, attention, kOnAll)              \
+  OP(LiftView, lift_view, kOnCpu)               \
   OP(AttendAll, attend_all, kOnCpu | kOnVulkan) \
   OP(KvCompact, kv_compact, kOnAll)             \
   OP(KvMerge, kv_merge, kOnAll)                 \

@@ -273,8 +273,12 @@ class Checker {
 
   void operator()(const Attention& o) {
     const AttentionParams& p = o.p;
-    HeadBounds& h = heads(p);
+    const bool lifted = o.lifted.value_dim != 0;
+    HeadBounds& h = lifted ? heads(0, 1, p.head_state) : heads(p);
     const uint64_t queries = last(p) * p.group;
+    if (lifted && (p.source != kFromView || !o.v || o.lifted.value_dim > p.head_dim || p.rope.query_weight ||
+                   uint64_t(o.lifted.rope_first) + p.rope.n_rot > p.head_dim))
+      refuse("was recorded with a lifted view that does not have its channels");
     if (p.equal_heads) h.equal = name_;
     if (p.source == kFromPool) {
       run("k", o.k, p.head_dim, h);
@@ -291,13 +295,30 @@ class Checker {
     const uint64_t n = p.source == kFromPool ? std::min<uint64_t>(rows(), device_.pool_rows) : rows();
     need("q", o.q, strided(n, p.row_stride, queries * p.head_dim));
     need("y", o.y, strided(n, p.y_stride, queries * o.value_cols()));
-    list(o.list, p);
+    if (o.list) need("list", o.list, (lifted ? 1 : last(p)) * p.list_capacity * kWord);
     Bound& rotated = p.rope.mode == kRopeList ? attended(o.list, h) : bounds_.positions;
     rotated.narrow(rope_positions(o.rope, p), name_);
     if (!o.row_index) return;
     need("row_index", o.row_index, rows() * kWord);
     if (p.source != kFromView || p.rope.mode != kRopeList || p.window)
       refuse("was recorded with indices of its rows where they are the last");
+  }
+
+  void operator()(const LiftView& o) {
+    const LiftViewParams& p = o.p;
+    if (p.key_cols > kMostHeadColumns || p.value_cols > p.rotated + p.key_cols)
+      return refuse("was recorded with more channels of a head than it supports");
+    const uint64_t last_head = std::max(p.heads, 1u) - 1, rows = p.view_capacity,
+                   bytes = rows * (p.rotated + p.key_cols) * device_.view_element_bytes;
+    need("view", o.view, rows * (p.rotated + p.latent) * device_.view_element_bytes);
+    if (o.list) need("list", o.list, p.list_capacity * kWord);
+    need("k", o.k, p.heads * bytes);
+    need("v", o.v, p.heads * bytes);
+    if (p.k_first + last_head * p.k_head_rows + (p.k_transposed ? p.latent : p.key_cols) > o.k_up.rows ||
+        p.v_first + last_head * p.v_head_rows + p.value_cols > o.v_up.rows)
+      return refuse("was recorded with a matrix that lacks rows of its heads");
+    matrix(o.k_up, o.k_up.rows, p.k_transposed ? p.key_cols : p.latent);
+    matrix(o.v_up, o.v_up.rows, p.latent);
   }
 
   void operator()(const AttendAll& o) {

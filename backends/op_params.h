@@ -276,6 +276,17 @@ struct HeadLinearParams {
   uint transposed;  // 1: the rows of a head's matrix are those of its inputs; 0: those of its outputs
 };
 
+struct LiftViewParams {
+  uint heads;
+  uint rotated, latent;                     // channels of a row of the view
+  uint key_cols, value_cols;                // channels that a head's matrices return
+  uint k_first, k_head_rows, k_transposed;  // as w_first, w_head_rows and transposed of HeadLinearParams
+  uint v_first, v_head_rows;
+  uint head_state;
+  uint first_entry, view_capacity;  // as in KvViewParams
+  uint list_capacity;
+};
+
 // The heads that an op works on. A backend with limited bindings calls the op for a few heads at a time.
 struct KvAppendParams {
   uint first_head, heads;  // KV heads

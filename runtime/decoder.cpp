@@ -24,7 +24,7 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // one token is too short to need that, unless some layers, or their stores, have to be read from a file. A
 // second reading needs no logits. If a draft block follows, it reads all rows as they are normed for the
 // output.
-void Decoder::record_step(Recorder& r, Step step) const {
+void Decoder::record_step(Recorder& r, Step step, uint32_t rows) const {
   const auto cut = [&] {
     if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty() ||
         at_.recall.window)
@@ -38,7 +38,9 @@ void Decoder::record_step(Recorder& r, Step step) const {
   if (at_.first_x) copy_stream(r, at_.first_x);
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
-    layer_block(layer_step(r, layer, step), step);
+    LayerStep l = layer_step(r, layer, step);
+    l.lifts = step == Step::kChunk && at_.lifted_k && rows >= dimensions_.lifting_rows;
+    layer_block(l, step);
   }
   if (step == Step::kAgain) return;
   if (options_.draft == Draft::kMtp) norm(r, at_.x, model_.output_norm, at_.x);
@@ -100,14 +102,18 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
     if (options_.watch) keep_query(l);
     // A chunk attends to everything in few steps, a generated token in all of them.
     const bool all = options_.recalls_all() && model_.layers[m.owner].retains();
-    if (!all || l.chunk) attend(l, select(l));
+    if (l.lifts)
+      attend_lifted(l, select(l));
+    else if (!all || l.chunk)
+      attend(l, select(l));
     if (all) attend_all(l);
   }
   const LayerStep owner = layer_step(l.recorder, m.owner, step);
   if (owner.attention().last_reader == l.layer) retain(owner, step);
   if (m.output_gate) gate(l);
-  if (m.is_latent()) lift_values(l);
-  add_branch(l.recorder, m.is_latent() ? at_.middle : at_.attention, m.output, m.output_bias,
+  const bool attended_latent = m.is_latent() && !l.lifts;
+  if (attended_latent) lift_values(l);
+  add_branch(l.recorder, attended_latent ? at_.middle : at_.attention, m.output, m.output_bias,
              l.model_layer().post_norm);
 }
 
@@ -381,24 +387,87 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
   }
   for (uint32_t pass = 0; pass < dimensions_.view_passes; ++pass) {
     attention.p.first_entry = pass * dimensions_.view_capacity;
-    l.recorder.record(KvView{.pool_k = pool.k,
-                             .pool_v = pool.v,
-                             .chunk_k = l.chunk_rows().k,
-                             .chunk_v = l.chunk_rows().v,
-                             .list = list.entries,
-                             .rope = l.rope_table(),
-                             .k = at_.view_k.values,
-                             .v = attention.v.values,
-                             .p = {.first_head = 0,
-                                   .heads = l.attention().kv_heads,
-                                   .head_dim = l.attention().head_dim,
-                                   .chunk_capacity = options_.chunk,
-                                   .head_state = l.head_state(),
-                                   .first_entry = attention.p.first_entry,
-                                   .view_capacity = dimensions_.view_capacity,
-                                   .list_capacity = list.capacity,
-                                   .rope = l.rope()}});
+    view(l, list, attention.p.first_entry, dimensions_.view_capacity);
     l.recorder.record(attention);
+  }
+}
+
+// Shows list entries [first, first + capacity) in the view.
+void Decoder::view(const LayerStep& l, const SelectionPolicy::List& list, uint32_t first,
+                   uint32_t capacity) const {
+  const LayerPool& pool = l.pool();
+  l.recorder.record(KvView{.pool_k = pool.k,
+                           .pool_v = pool.v,
+                           .chunk_k = l.chunk_rows().k,
+                           .chunk_v = l.chunk_rows().v,
+                           .list = list.entries,
+                           .rope = l.rope_table(),
+                           .k = at_.view_k.values,
+                           .v = pool.v ? at_.view_v.values : View{},
+                           .p = {.first_head = 0,
+                                 .heads = l.attention().kv_heads,
+                                 .head_dim = l.attention().head_dim,
+                                 .chunk_capacity = options_.chunk,
+                                 .head_state = l.head_state(),
+                                 .first_entry = first,
+                                 .view_capacity = capacity,
+                                 .list_capacity = list.capacity,
+                                 .rope = l.rope()}});
+}
+
+// Attends as the queries were projected, before their products with the matrices of heads: those of the
+// entries come instead.
+void Decoder::attend_lifted(const LayerStep& l, const SelectionPolicy::List& list) const {
+  const AttentionMixer& m = l.attention();
+  const uint32_t rotated = m.k_rotated.rows, capacity = dimensions_.lifted_capacity;
+  for (uint32_t pass = 0; pass < dimensions_.lifted_passes(); ++pass) {
+    const uint32_t first = pass * capacity;
+    view(l, list, first, capacity);
+    l.recorder.record(LiftView{.view = at_.view_k.values,
+                               .list = list.entries,
+                               .k_up = weights_.of(m.k_up.all),
+                               .v_up = weights_.of(m.v_up.all),
+                               .k = at_.lifted_k.values,
+                               .v = at_.lifted_v.values,
+                               .p = {.heads = m.heads,
+                                     .rotated = rotated,
+                                     .latent = m.latent(),
+                                     .key_cols = m.query_dim - rotated,
+                                     .value_cols = m.value_dim,
+                                     .k_first = m.k_up.first,
+                                     .k_head_rows = m.k_up.head_rows,
+                                     .k_transposed = !m.k_up.transposed,
+                                     .v_first = m.v_up.first,
+                                     .v_head_rows = m.v_up.head_rows,
+                                     .head_state = l.head_state(),
+                                     .first_entry = first,
+                                     .view_capacity = capacity,
+                                     .list_capacity = list.capacity}});
+    l.recorder.record(Attention{.q = at_.middle,
+                                .k = at_.lifted_k,
+                                .v = at_.lifted_v,
+                                .list = list.entries,
+                                .rope = l.rope_table(),
+                                .sinks = {},
+                                .y = at_.attention,
+                                .ml = at_.ml,
+                                .p = {.first_head = 0,
+                                      .heads = m.heads,
+                                      .group = 1,
+                                      .head_dim = m.query_dim,
+                                      .row_stride = m.heads * m.query_dim,
+                                      .y_stride = m.heads * m.value_dim,
+                                      .source = kFromView,
+                                      .first_entry = first,
+                                      .view_capacity = capacity,
+                                      .head_state = l.head_state(),
+                                      .list_capacity = list.capacity,
+                                      .window = m.window,
+                                      .equal_heads = 1,
+                                      .scale = model_.attention_scale,
+                                      .cap = model_.attention_cap,
+                                      .rope = l.rope()},
+                                .lifted = {m.value_dim, m.query_dim - rotated}});
   }
 }
 
@@ -860,7 +929,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       continue;
     ChunkProgram& chunk = programs.chunks.emplace_back();
     chunk.max_rows = rows;
-    THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk); }));
+    THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk, rows); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
   if (const uint32_t rows = device.info().pool_rows; options_.draft != Draft::kNone && rows > 1)

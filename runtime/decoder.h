@@ -54,7 +54,7 @@ class Decoder {
 
  private:
   enum class Step { kChunk, kAgain, kDecode, kDraft, kRebuild };
-  void record_step(Recorder&, Step) const;
+  void record_step(Recorder&, Step, uint32_t rows = 1) const;
   void embed(Recorder&) const;
   void join(Recorder&, const JoinedInput&) const;
   void layer_block(const LayerStep&, Step) const;
@@ -72,6 +72,8 @@ class Decoder {
   void grow_queries(const LayerStep&, const View& positions = {}) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&, const View& row_index = {}) const;
+  void attend_lifted(const LayerStep&, const SelectionPolicy::List&) const;
+  void view(const LayerStep&, const SelectionPolicy::List&, uint32_t first, uint32_t capacity) const;
   void attend_all(const LayerStep&) const;
   void retain(const LayerStep&, Step) const;
   void compact(const LayerStep&) const;

@@ -6,7 +6,9 @@ namespace thimble::cpu {
 
 uint64_t kv_scratch_bytes(const ModelShape& m, const SessionShape& s, uint32_t workers) {
   const uint32_t group = std::max(1u, m.heads / std::max(1u, m.kv_heads));
-  const uint64_t tile = scratch_bytes<TileScratch>(attention_rows(group) * group, m.head_dim);
+  // Heads of a lifted view attend by themselves.
+  const uint64_t tile = std::max(scratch_bytes<TileScratch>(attention_rows(group) * group, m.head_dim),
+                                 scratch_bytes<TileScratch>(attention_rows(1), m.head_dim));
   uint64_t bytes = std::max(workers * tile, workers * scratch_bytes<RowScratch>(m.head_dim));
   bytes = std::max(bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) + workers * tile);
   const auto tiles = static_cast<uint32_t>(ceil_div(s.reach, kTileKeys));

@@ -54,7 +54,10 @@ struct Dimensions {
   uint32_t capacity = 0;  // entries of the longest run
   uint32_t reach = 0;     // entries of the longest run and the chunk that a step can see
   uint32_t view_capacity = 0;
-  uint32_t view_passes = 0;     // passes in which a chunk reads the entries that it attends to
+  uint32_t view_passes = 0;  // passes in which a chunk reads the entries that it attends to
+  // Chunks of at least so many rows attend to keys and values of every head that they make from latent ones,
+  // so many entries at once; 0: none do.
+  uint32_t lifting_rows = 0, lifted_capacity = 0;
   uint32_t stored = 0;          // most entries of a head's store that a row attends to, where they are
   uint32_t rope_positions = 0;  // positions that the rope table serves
   uint32_t largest_list = 0;    // most entries that a row attends to
@@ -71,6 +74,9 @@ struct Dimensions {
   bool evicts = false;      // at least one layer evicts
   bool full_evict = false;  // layers that attend to every entry evict
 
+  uint32_t lifted_passes() const {
+    return lifting_rows ? (view_passes * view_capacity + lifted_capacity - 1) / lifted_capacity : 0;
+  }
   const std::vector<HeadRun>& runs_in(uint32_t division) const {
     return divisions.empty() ? runs : divisions[division].runs;
   }

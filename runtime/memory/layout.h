@@ -90,8 +90,9 @@ struct Layout {
   // With experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see the op
   // `route`.
   View router_logits, shared_gate, expert_first, expert_row, expert_weight;
-  View ml;                 // [chunk][H][2]
-  KvArray view_k, view_v;  // [kv head][view_capacity][dh]
+  View ml;                     // [chunk][H][2]
+  KvArray view_k, view_v;      // [kv head][view_capacity][dh]
+  KvArray lifted_k, lifted_v;  // [head][lifted_capacity][query_dim] of latent attention, or empty
   // The chunk's rows in each layer. Most layers share the same arrays. A layer whose keys are read by later
   // ones has its own, which these use too.
   std::vector<ChunkRows> chunks;

@@ -152,6 +152,25 @@ uint32_t state_slots(const Model& model, const SessionOptions& o) {
   return 2 + static_cast<uint32_t>(std::clamp<uint64_t>(fit, 1, kMostSnapshots));
 }
 
+// A chunk attends to latent channels, or to keys and values that it makes of them in every head. The latter
+// takes fewer products for each row, and first those with the heads' matrices for each entry.
+void plan_lifting(const Model& model, const SessionOptions& o, Dimensions& d) {
+  constexpr uint64_t kMostLifted = 16 << 20, kFewest = 256;  // elements, entries
+  if (model.query_growth != 0) return;                       // it changes the queries after their products
+  for (const Layer& layer : model.layers) {
+    const AttentionMixer* m = layer.attention();
+    if (!m || !m->is_latent()) continue;
+    const uint32_t rotated = m->k_rotated.rows, direct = 2 * m->latent() + rotated,
+                   lifted = m->query_dim + m->value_dim;
+    if (m->value_dim > m->query_dim || lifted >= direct) return;
+    const uint32_t rows = m->latent() * (lifted - rotated) / (direct - lifted) + 1;
+    if (o.chunk < rows) return;
+    d.lifting_rows = std::max(d.lifting_rows, rows);
+    d.lifted_capacity = static_cast<uint32_t>(std::min<uint64_t>(
+        d.view_capacity, std::max(kFewest, kMostLifted / (2 * uint64_t(m->heads) * m->query_dim))));
+  }
+}
+
 }  // namespace
 
 std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, uint64_t text) {
@@ -207,6 +226,7 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   }
   d.view_capacity = std::min(view_entries, kMaxViewEntries);
   d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
+  plan_lifting(model, o, d);
   for (const Layer& layer : model.layers)
     for (const Mixer& mixer : layer.mixers)
       std::visit(

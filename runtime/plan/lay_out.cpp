@@ -9,6 +9,15 @@
 namespace thimble {
 namespace {
 
+// The columns of a row of the lifted view: a key of each head, and as many columns for its value.
+uint64_t lifted_columns(const Model& model) {
+  uint64_t columns = 0;
+  for (const Layer& layer : model.layers)
+    if (const AttentionMixer* m = layer.attention(); m && m->is_latent())
+      columns = std::max(columns, uint64_t(m->heads) * m->query_dim);
+  return columns;
+}
+
 bool has_values(const Model& model) {
   return std::any_of(model.layers.begin(), model.layers.end(),
                      [](const Layer& layer) { return layer.attention() && layer.attention()->has_values(); });
@@ -223,6 +232,10 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     if (view == &l.view_k || has_values(model)) view->values = workspace.place(view_bytes);
     view->type = device.view_element_bytes == 4 ? DType::kF32 : DType::kF16;
   }
+  if (d.lifting_rows && device.lifts_views)
+    for (KvArray* lifted : {&l.lifted_k, &l.lifted_v})
+      *lifted = {workspace.place(lifted_columns(model) * d.lifted_capacity * device.view_element_bytes),
+                 l.view_k.type};
   l.chunks = place_chunks(setting, workspace);
   if (d.evicts) l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
   if (model.layer_embedding) l.first_x = workspace.place(rows * s.d_model * f32);

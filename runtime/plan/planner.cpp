@@ -170,7 +170,8 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   if (o.retainer) weigh(*o.retainer, {});
   plan.pool = round_up(pool.size(), device.granularity);
   for (const StateArray& layer : layout.states) plan.states += layer.slots * layer.slot_stride;
-  plan.view = layout.view_k.values.bytes + layout.view_v.values.bytes;
+  plan.view = layout.view_k.values.bytes + layout.view_v.values.bytes + layout.lifted_k.values.bytes +
+              layout.lifted_v.values.bytes;
   plan.workspace = round_up(workspace.size(), device.granularity) - plan.view;
   plan.io = io.size() + host_bytes(model, plan);
   plan.programs = needs.programs;
@@ -273,9 +274,9 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Dimensions& d = plan.dimensions;
   // Ops of a layer in all recorded programs, measured on the CPU: 72 to 101, 6 more for every further pass
-  // over the view, and up to 11 more if the session watches.
-  const uint64_t ops_of_layer =
-      98 + plan.dimensions.view_passes * 11 + (o.watch ? 11 : 0) + (o.draft == Draft::kNone ? 0 : 27);
+  // over the view, up to 9 more for every pass over a lifted one, and up to 11 more if the session watches.
+  const uint64_t ops_of_layer = 98 + d.view_passes * 11 + d.lifted_passes() * 9 + (o.watch ? 11 : 0) +
+                                (o.draft == Draft::kNone ? 0 : 27);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
          (d.most_waiting + d.most_recent + again_rows(o)) * sizeof(int32_t) +
          d.state_slots * sizeof(Snapshot) + (o.draft == Draft::kLookup ? Lookup::planned_bytes() : 0) +

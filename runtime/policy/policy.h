@@ -47,6 +47,8 @@ struct LayerStep {
   // Whether the step's rows are in the chunk buffer. Otherwise they are generated tokens, one or a draft,
   // already appended to the pool.
   bool chunk;
+  // Whether the rows attend to keys and values that are made of latent channels in every head.
+  bool lifts = false;
 
   const LayerPool& pool() const { return at.layers[layer]; }
   // The layer's rows in the chunk buffer; empty arrays in a step without a chunk.

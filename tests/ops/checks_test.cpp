@@ -53,7 +53,8 @@ class Operands {
     const View all = (*this)(kSlots * elements);
     return {all.slice(0, all.bytes - (kSlots - 1) * elements * 4), elements * 4, kSlots};
   }
-  View view() { return (*this)(kHeads * kViewEntries * kDim, device_.view_element_bytes); }
+  View view() { return view_of(kHeads * kViewEntries * kDim); }
+  View view_of(uint64_t elements) { return (*this)(elements, device_.view_element_bytes); }
   // The table for 64 positions, of which lists use a few, or for 128, of which the text uses 100.
   View rope(const RopeParams& p) { return (*this)((p.mode == kRopeList ? 65 : 66) * kDim); }
   View gate() { return (*this)(sizeof(GateState) / 4); }
@@ -598,6 +599,25 @@ const Case kCases[] = {
                           .y_head_stride = 25,
                           .w_first = 3,
                           .w_head_rows = 20}};
+     }},
+    {"lift_view", kRows,
+     [](Operands& o) -> Op {
+       return LiftView{o.view_of(kViewEntries * (8 + 64)),
+                       {},
+                       o.matrix(2 * 20 + 4, 64),
+                       o.matrix(3 + 2 * 24, 64),
+                       o.view_of(2 * kViewEntries * (8 + 16)),
+                       o.view_of(2 * kViewEntries * (8 + 16)),
+                       {.heads = 2,
+                        .rotated = 8,
+                        .latent = 64,
+                        .key_cols = 16,
+                        .value_cols = 24,
+                        .k_first = 8,
+                        .k_head_rows = 20,
+                        .v_first = 3,
+                        .v_head_rows = 24,
+                        .view_capacity = kViewEntries}};
      }},
     {"gate of one number", kRows,
      [](Operands& o) -> Op {

@@ -30,7 +30,7 @@ struct Values {
   const KvArray& rows;   // the array of the rows that contain them
   uint32_t first, cols;  // channels of a row
   explicit Values(const Attention& o)
-      : rows(o.v ? o.v : o.k), first(o.p.head_dim - o.value_cols()), cols(o.value_cols()) {}
+      : rows(o.v ? o.v : o.k), first(o.v ? 0 : o.p.head_dim - o.value_cols()), cols(o.value_cols()) {}
 };
 
 // Rows [first_row, first_row + rows) of one KV head's group attend to the current pass of the view.
@@ -39,7 +39,8 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const AttentionParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
-  const uint32_t count = entry_list(ctx, o.list, head, p.list_capacity, p.head_state).count;
+  const uint32_t count =
+      entry_list(ctx, o.list, o.lifted.value_dim ? 0 : head, p.list_capacity, p.head_state).count;
   if (p.first_entry >= count) return;
   const Values values(o);
   const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.view_capacity >= count;
@@ -66,7 +67,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
         data<float>(o.q) + uint64_t(first_row + row) * p.row_stride + head * p.group * p.head_dim;
     for (uint32_t h = 0; h < p.group; ++h, ++vector) {
       write_scaled(q + h * p.head_dim, p.scale * kLog2E, p.head_dim, t.q + vector * width);
-      rope.rotate_query(t.q + vector * width, t.angles, p.head_dim);
+      rope.rotate_query(t.q + vector * width + o.lifted.rope_first, t.angles, p.head_dim);
       std::fill_n(t.out + vector * out_width, out_width, 0.0f);
       if (!first_pass) std::memcpy(t.out + vector * out_width, y(row, h), values.cols * sizeof(float));
       const LogSum before =

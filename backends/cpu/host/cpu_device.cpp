@@ -328,6 +328,7 @@ DeviceInfo cpu_device_info() {
           .alignment = 64,
           .pages_files = true,
           .view_element_bytes = 4,
+          .lifts_views = true,
           .pool_rows = kMostLogitRows};
 }
 

@@ -41,6 +41,10 @@ struct Seconds {
     const double size = double(o.p.heads) * o.p.in_cols * o.p.out_cols;
     return 2 * rows * size / kernels().flop_per_second;
   }
+  double operator()(const LiftView& o) const {
+    const double size = double(o.p.heads) * o.p.latent * (o.p.key_cols + o.p.value_cols);
+    return 2 * o.p.view_capacity * size / kernels().flop_per_second;
+  }
   double operator()(const Glu& o) const { return products(o.gate, rows, 1) + products(o.up, rows, 1); }
   double operator()(const ExpertGlu& o) const {
     return (o.gate ? experts(o.gate, o.p.experts, o.p.chosen) : 0) + experts(o.up, o.p.experts, o.p.chosen);
