@@ -684,16 +684,8 @@ class StrictKimi(Strict, Chain):
     WRITTEN = '<|tool_call_argument_begin|>{"a":7,"b":"x"}<|tool_call_end|><|tool_calls_section_end|>'
 
 
-def listed(mark, close, call):
-    """A template that writes calls as a list of JSON between marks."""
-    return re.sub(r"\{%- for call in .*?\{% endfor %\}", "{%- if message.tool_calls %}" + mark + "[{% for call in message.tool_calls %}" + call
-                  + "{% if not loop.last %}, {% endif %}{% endfor %}]" + close + "{% endif %}", TEMPLATE)
-
-
-class StrictMistral(Strict, Chain):
-    CALLED = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
-    model_of = (listed("[TOOL_CALLS]", "", CALLED), *strict_model(["[TOOL_CALLS]"], "[sub")[1:])
-    WRITTEN = '[TOOL_CALLS][{"name":"add","arguments":{"a":7,"b":"x"},"id":"'
+class ForcedAsWritten:
+    """A forced call has the form of the template, WRITTEN."""
 
     def test_a_call_that_must_be_made_is_written_as_the_template_does(self):
         function = {"name": "add", "parameters": NUMBERS}
@@ -701,6 +693,18 @@ class StrictMistral(Strict, Chain):
         [call] = message["choices"][0]["message"]["tool_calls"]
         self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
         self.assertIn(self.WRITTEN, self.written())
+
+
+def listed(mark, close, call):
+    """A template that writes calls as a list of JSON between marks."""
+    return re.sub(r"\{%- for call in .*?\{% endfor %\}", "{%- if message.tool_calls %}" + mark + "[{% for call in message.tool_calls %}" + call
+                  + "{% if not loop.last %}, {% endif %}{% endfor %}]" + close + "{% endif %}", TEMPLATE)
+
+
+class StrictMistral(ForcedAsWritten, Strict, Chain):
+    CALLED = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    model_of = (listed("[TOOL_CALLS]", "", CALLED), *strict_model(["[TOOL_CALLS]"], "[sub")[1:])
+    WRITTEN = '[TOOL_CALLS][{"name":"add","arguments":{"a":7,"b":"x"},"id":"'
 
 
 class StrictCommand(StrictMistral):
@@ -751,16 +755,9 @@ GLM = (TEMPLATE.replace("<call>{{ call.function | tojson }}", "<tool_call>{{ cal
                         "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"))
 
 
-class StrictGlm(Strict, Chain):
+class StrictGlm(ForcedAsWritten, Strict, Chain):
     model_of = (GLM, *strict_model(["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], "sub")[1:])
     WRITTEN = "<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value><arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
-
-    def test_a_call_that_must_be_made_is_written_as_the_template_does(self):
-        function = {"name": "add", "parameters": NUMBERS}
-        message = self.server.chat([QUESTION], tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=199)
-        [call] = message["choices"][0]["message"]["tool_calls"]
-        self.assertEqual(json.loads(call["function"]["arguments"]), MEANT)
-        self.assertIn(self.WRITTEN, self.written())
 
 
 class ThoughtsWithDrafts(Thoughts):
