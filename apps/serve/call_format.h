@@ -70,7 +70,7 @@ enum SchemaType : unsigned {
 // The types that a JSON schema allows; 0: it does not say. `root`: the schema in which references are looked
 // up.
 unsigned types_of(const Json& schema, const Json& root);
-// The schema that a reference leads to; the schema itself if it is no reference.
+// The schema that a reference leads to, or the schema itself if it is not a reference.
 const Json& resolved(const Json& schema, const Json& root);
 
 }  // namespace app::serve

@@ -6,7 +6,7 @@
 #include "../step.glsl"
 
 layout(local_size_x = 128) in;
-layout(constant_id = 0) const bool kAreScores = false;  // there are no rows: all are -inf
+layout(constant_id = 0) const bool kAreScores = false;  // scores have no rows to copy: each becomes -inf
 layout(constant_id = 1) const uint kHeadDim = 128;      // of blocks
 
 layout(set = 0, binding = 1, std430) readonly buffer Count { uint row_counts[]; };
