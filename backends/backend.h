@@ -624,48 +624,48 @@ struct Copy {
 // this table. A backend that a row does not name reports the op as unsupported.
 inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCpu | kOnCuda | kOnVulkan;
 
-#define THIMBLE_OPS(OP)                         \
-  OP(Embed, embed, kOnAll)                      \
-  OP(RmsNorm, rms_norm, kOnAll)                 \
-  OP(Linear, linear, kOnAll)                    \
-  OP(Glu, glu, kOnAll)                          \
-  OP(Scale, scale, kOnAll)                      \
-  OP(Route, route, kOnAll)                      \
-  OP(ExpertGlu, expert_glu, kOnAll)             \
-  OP(ExpertLinear, expert_linear, kOnAll)       \
-  OP(Activation, activation, kOnAll)            \
-  OP(ShortConv, short_conv, kOnAll)             \
-  OP(DeltaNet, delta_net, kOnAll)               \
-  OP(Ssm, ssm, kOnAll)                          \
-  OP(GatedNorm, gated_norm, kOnAll)             \
-  OP(Gate, gate, kOnAll)                        \
-  OP(HeadLinear, head_linear, kOnAll)           \
-  OP(KvAppend, kv_append, kOnAll)               \
-  OP(SinkScore, sink_score, kOnAll)             \
-  OP(CisStore, cis_store, kOnAll)               \
-  OP(GivenScore, given_score, kOnAll)           \
-  OP(KvView, kv_view, kOnAll)                   \
-  OP(Attention, attention, kOnAll)              \
-  OP(LiftView, lift_view, kOnCpu)               \
-  OP(AttendAll, attend_all, kOnCpu | kOnVulkan) \
-  OP(KvCompact, kv_compact, kOnAll)             \
-  OP(KvMerge, kv_merge, kOnAll)                 \
-  OP(KvSpill, kv_spill, kOnAll)                 \
-  OP(KvRecall, kv_recall, kOnAll)               \
-  OP(QueryKeep, query_keep, kOnAll)             \
-  OP(QueryGate, query_gate, kOnAll)             \
-  OP(TokenScore, token_score, kOnAll)           \
-  OP(PageBounds, page_bounds, kOnAll)           \
-  OP(PageScore, page_score, kOnAll)             \
-  OP(Vote, vote, kOnAll)                        \
-  OP(TopK, top_k, kOnAll)                       \
-  OP(Label, label, kOnAll)                      \
-  OP(KeyDiff, key_diff, kOnAll)                 \
-  OP(ScoreMix, score_mix, kOnAll)               \
-  OP(QueryScore, query_score, kOnAll)           \
-  OP(ScatterAdd, scatter_add, kOnAll)           \
-  OP(ArgMax, arg_max, kOnAll)                   \
-  OP(LogProb, log_prob, kOnAll)                 \
+#define THIMBLE_OPS(OP)                     \
+  OP(Embed, embed, kOnAll)                  \
+  OP(RmsNorm, rms_norm, kOnAll)             \
+  OP(Linear, linear, kOnAll)                \
+  OP(Glu, glu, kOnAll)                      \
+  OP(Scale, scale, kOnAll)                  \
+  OP(Route, route, kOnAll)                  \
+  OP(ExpertGlu, expert_glu, kOnAll)         \
+  OP(ExpertLinear, expert_linear, kOnAll)   \
+  OP(Activation, activation, kOnAll)        \
+  OP(ShortConv, short_conv, kOnAll)         \
+  OP(DeltaNet, delta_net, kOnAll)           \
+  OP(Ssm, ssm, kOnAll)                      \
+  OP(GatedNorm, gated_norm, kOnAll)         \
+  OP(Gate, gate, kOnAll)                    \
+  OP(HeadLinear, head_linear, kOnAll)       \
+  OP(KvAppend, kv_append, kOnAll)           \
+  OP(SinkScore, sink_score, kOnAll)         \
+  OP(CisStore, cis_store, kOnAll)           \
+  OP(GivenScore, given_score, kOnAll)       \
+  OP(KvView, kv_view, kOnAll)               \
+  OP(Attention, attention, kOnAll)          \
+  OP(LiftView, lift_view, kOnCpu | kOnCuda) \
+  OP(AttendAll, attend_all, kOnAll)         \
+  OP(KvCompact, kv_compact, kOnAll)         \
+  OP(KvMerge, kv_merge, kOnAll)             \
+  OP(KvSpill, kv_spill, kOnAll)             \
+  OP(KvRecall, kv_recall, kOnAll)           \
+  OP(QueryKeep, query_keep, kOnAll)         \
+  OP(QueryGate, query_gate, kOnAll)         \
+  OP(TokenScore, token_score, kOnAll)       \
+  OP(PageBounds, page_bounds, kOnAll)       \
+  OP(PageScore, page_score, kOnAll)         \
+  OP(Vote, vote, kOnAll)                    \
+  OP(TopK, top_k, kOnAll)                   \
+  OP(Label, label, kOnAll)                  \
+  OP(KeyDiff, key_diff, kOnAll)             \
+  OP(ScoreMix, score_mix, kOnAll)           \
+  OP(QueryScore, query_score, kOnAll)       \
+  OP(ScatterAdd, scatter_add, kOnAll)       \
+  OP(ArgMax, arg_max, kOnAll)               \
+  OP(LogProb, log_prob, kOnAll)             \
   OP(Copy, copy, kOnAll)
 
 // Each row expands to a comma and its type, so one dummy type precedes the first comma.

@@ -79,7 +79,6 @@ class RecalledOn : public ::testing::TestWithParam<std::string> {
         expected.begin(), expected.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
     return on_cpu() ? 1e-4f : largest * 0x1p-6f;
   }
-  static bool attends_to_stores() { return !GetParam().starts_with("cuda"); }
   static bool is_slow() { return device()->info().software; }
   static std::unique_ptr<Session> open(const std::shared_ptr<const Model>& model, const SessionOptions& o) {
     return open_session(model, o, device());
@@ -288,7 +287,6 @@ SessionOptions with_all() {
 // In a model of one layer, as above: with a store of everything else, the last token of the prompt and all
 // generated ones see the same as with dense attention. The runs hold no more entries than without a store.
 TEST_P(RecalledOn, AttentionToEverythingIsDense) {
-  if (!attends_to_stores()) return;
   Seeded one;
   one.layers = 1;
   for (const Positions positions : {Positions::kList, Positions::kOriginal})
@@ -334,7 +332,6 @@ TEST(RecalledAll, ReadingIsDenseToo) {
 // Of a store in a file, each layer's rows are read before its attention, so a token has a segment for each
 // layer. GPUs then compute norms in other launches, with other roundings; the CPU has the same bits.
 TEST_P(RecalledOn, AFileOfEverythingGivesTheSame) {
-  if (!attends_to_stores()) return;
   Seeded wide;
   wide.head_dim = 32;
   for (const KvFormat format : {KvFormat::kF16, KvFormat::kQ8_0}) {
@@ -426,7 +423,6 @@ TEST(RecalledAll, GivesTheGoldensOfAllArchitectures) {
 }
 
 TEST_P(RecalledOn, CopiesAndFilesOfEverythingContinueAlike) {
-  if (!attends_to_stores()) return;
   for (const Retention retention :
        {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff, Retention::kTova, Retention::kReread}) {
     SCOPED_TRACE(policy_name(retention));
@@ -696,7 +692,6 @@ TEST_P(RecalledOn, TellsWhatIsHeldWhatIsInTheStoreAndWhatIsGone) {
     SessionOptions o = with_store(c.recall);
     o.recall_mem = c.store;
     if (c.recall == kRecallAll || !c.store) o.recall_every = 0;
-    if (c.recall == kRecallAll && !attends_to_stores()) continue;
     const auto session = open(seeded_model().model, o);
     read(*session, seeded_tokens(400));
     generate(*session, 9);  // some of what came back leaves again
@@ -868,8 +863,11 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
   Seeded wide;
   wide.head_dim = 32;
   const SeededModel m = seeded_model(wide);
-  // A little more than a small pool needs.
-  const uint64_t budget = must(make_plan(*m.model, *device(), with_store(48))).total + (2 << 20);
+  // A little more than a small pool needs, also with attention to everything in chunks of 100 rows.
+  SessionOptions largest = with_store(kRecallAll);
+  largest.recall_every = 0;
+  largest.chunk = 100;
+  const uint64_t budget = must(make_plan(*m.model, *device(), largest)).total + (2 << 20);
   const std::function<void(SessionOptions&)> changes[] = {
       [](SessionOptions& o) { o.retention = Retention::kRandom; },
       [&](SessionOptions& o) { o.retention = Retention::kLocret, o.retainer = m.retainer; },
@@ -902,9 +900,7 @@ TEST_P(RecalledOn, WorksWithOtherOptions) {
       if (o.recall_mem && o.recall_disk) o.recall_mem = 0;
       auto made = Session::create(m.model, device(), o);
       if (!made.ok()) {  // two options that contradict each other
-        const bool lacks = o.recalls_all() && !attends_to_stores();
-        EXPECT_EQ(made.status().code(), lacks ? Code::kUnsupported : Code::kInvalidArgument)
-            << made.status().message();
+        EXPECT_EQ(made.status().code(), Code::kInvalidArgument) << made.status().message();
         continue;
       }
       const std::unique_ptr<Session> session = std::move(*made);

@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kCombiningWarps* kWarp)
        vector += gridDim.x * kTeams) {
     const uint32_t row = vector / o.p.group,
                    query_head = (o.p.first_head + own.head) * o.p.group + vector % o.p.group;
-    float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+    float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.value_cols;
     float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
     // The first part's result is in y and ml.
     const auto place_of = [&](uint32_t part) { return uint64_t(own.place + part) * o.max_vectors + vector; };
@@ -257,20 +257,20 @@ __global__ void __launch_bounds__(kCombiningWarps* kWarp)
     float base = peak == -kInfinity ? 0 : peak;  // -infinity: the row has not seen a key yet
 #pragma unroll 4
     for (uint32_t part = member; part < own.count; part += kMembers) {
-      const float* const from = part ? o.part_out + place_of(part) * o.p.head_dim : y;
+      const float* const from = part ? o.part_out + place_of(part) * o.value_cols : y;
       const float2 from_ml = ml_of(part);
       const float weight = fast_exp2(from_ml.x - base);
       sum += from_ml.y * weight;
 #pragma unroll
       for (int i = 0; i < kMostChannels; ++i)
-        if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
+        if (lane + i * kWarp < o.value_cols) out[i] += from[lane + i * kWarp] * weight;
     }
     if constexpr (kDivides) {
       __shared__ float outs[kMembers][kWideDim];
       __shared__ float2 mls[kMembers];
 #pragma unroll
       for (int i = 0; i < kMostChannels; ++i)
-        if (lane + i * kWarp < o.p.head_dim) outs[member][lane + i * kWarp] = out[i];
+        if (lane + i * kWarp < o.value_cols) outs[member][lane + i * kWarp] = out[i];
       if (lane == 0) mls[member] = {peak, sum};
       __syncthreads();
       const float2 of_lane = lane < kMembers ? mls[lane] : float2{-kInfinity, 0};
@@ -281,14 +281,14 @@ __global__ void __launch_bounds__(kCombiningWarps* kWarp)
       const float factor = pass.last ? 1 / sum : 1;
       float all = 0;  // of this thread's channel
       for (uint32_t i = 0; i < kMembers; ++i)
-        all += __shfl_sync(~0u, weight, i) * outs[i][min(threadIdx.x, o.p.head_dim - 1)];
-      if (threadIdx.x < o.p.head_dim) y[threadIdx.x] = all * factor;
+        all += __shfl_sync(~0u, weight, i) * outs[i][min(threadIdx.x, o.value_cols - 1)];
+      if (threadIdx.x < o.value_cols) y[threadIdx.x] = all * factor;
       __syncthreads();  // the next vector's sums replace these
     } else {
       const float factor = pass.last ? 1 / sum : 1;
 #pragma unroll
       for (int i = 0; i < kMostChannels; ++i)
-        if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
+        if (lane + i * kWarp < o.value_cols) y[lane + i * kWarp] = out[i] * factor;
       __syncwarp();  // all lanes have read the previous values
     }
     if (!pass.last && lane == 0 && member == 0) *ml = {peak, sum};
@@ -316,7 +316,7 @@ void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_
   o.part_out = reinterpret_cast<float*>(l.scratch);
   o.part_ml = reinterpret_cast<float2*>(
       l.scratch +
-      part_out_bytes(uint64_t(std::max(o.spare, (o.each - 1) * o.p.heads)) * o.max_vectors, o.p.head_dim));
+      part_out_bytes(uint64_t(std::max(o.spare, (o.each - 1) * o.p.heads)) * o.max_vectors, o.value_cols));
   put(o, o.tiles * std::max(o.p.heads + o.spare, o.p.heads * o.each));
   if (o.each == 1 && o.spare == 0) return;
   const bool divides = std::max(o.each, o.spare) >= kManyParts;
@@ -364,7 +364,7 @@ uint64_t attend_view_scratch(const ModelShape& m, const SessionShape&, const Car
 static void attend_latent_view(const Launch& l, ViewAttention o) {
   const AttentionParams p = o.p;
   const LatentTiling t = latent_tiling(l, p);
-  o.p.head_dim = p.head_dim - p.rope.n_rot;
+  o.p.head_dim = o.value_cols;
   attend_in_parts(l, o, t.vectors, t.keys, [&](const ViewAttention& in_parts, uint32_t blocks) {
     attend_latent(l, in_parts, p, blocks);
   });
@@ -388,7 +388,10 @@ void attend_view(const Launch& l, const Attention& op) {
                         .max_vectors = l.max_rows * op.p.group,
                         .part_out = nullptr,
                         .part_ml = nullptr,
-                        .row_index = data<uint32_t>(op.row_index)};
+                        .row_index = data<uint32_t>(op.row_index),
+                        .value_cols = op.value_cols(),
+                        .lifted = op.lifted.value_dim != 0,
+                        .rope_first = op.lifted.rope_first};
   if (!op.v) return attend_latent_view(l, o);
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;

@@ -31,10 +31,14 @@ struct ViewAttention {
   uint32_t spare;
   uint32_t tiles;        // tiles that max_vectors make
   uint32_t max_vectors;  // per KV head
-  // [parts except the first of each head][max_vectors][head_dim], not divided by the sum
+  // [parts except the first of each head][max_vectors][value_cols], not divided by the sum
   float* part_out;
   float2* part_ml;            // [parts except the first of each head][max_vectors]{maximum, sum}
   const uint32_t* row_index;  // list index of each row's own entry; null: the rows' entries are the last ones
+  uint32_t value_cols;        // channels of a value
+  // A lifted view: all heads attend to the entries of head 0, and queries rotate from this channel on.
+  bool lifted = false;
+  uint32_t rope_first = 0;
 };
 
 // The kernel for Hopper (attention_view_wgmma.cu): whether it supports an op, and its launch. Its blocks have
@@ -63,8 +67,9 @@ struct ViewPass {
 
   __device__ ViewPass(const StepParams& step, const ViewAttention& o, uint32_t head)
       : n_rows(step.n_rows), first_entry(o.p.first_entry) {
+    const uint32_t run = o.lifted ? 0 : head;
     const uint32_t count =
-        entry_list(o.lists, head, o.p.list_capacity, step_entries(step, o.heads[head])).count;
+        entry_list(o.lists, run, o.p.list_capacity, step_entries(step, o.heads[run])).count;
     first_index = count - n_rows;
     keys = count > first_entry ? min(count - first_entry, o.p.view_capacity) : 0;
     first = first_entry == 0;
@@ -241,8 +246,11 @@ __device__ void load_queries(const ViewAttention& o, const StepParams& step, con
 #pragma unroll
     for (uint32_t pair = thread % kWarp; pair < kDim / 2; pair += kWarp) {
       const bool rotates = pair < o.rope.pairs;
-      const uint32_t c0 = rotates ? first_of_pair(pair, o.p.rope.pairing) : 2 * pair;
-      const uint32_t c1 = rotates ? second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * pair + 1;
+      // If the last channels of a query rotate, the others are its first ones.
+      const uint32_t other = o.rope_first && pair < o.p.head_dim / 2 ? pair - o.rope.pairs : pair;
+      const uint32_t c0 = rotates ? o.rope_first + first_of_pair(pair, o.p.rope.pairing) : 2 * other;
+      const uint32_t c1 =
+          rotates ? o.rope_first + second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * other + 1;
       const float x0 = q[min(c0, last_channel)] * scale, y0 = q[min(c1, last_channel)] * scale;
       float2 angle{1, 0};
       if (o.rope.pairs) angle = o.rope.angle(position, min(pair, o.rope.pairs - 1));
@@ -299,13 +307,13 @@ struct RunningSoftmax {
       const float2 ml = o.ml[uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head];
       peak[half] = ml.x;
       if (threadIdx.x % 4 == 0) sum[half] = ml.y;
-      const float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+      const float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.value_cols;
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t c = 8 * n + column_of_lane() + i;
-          if (c < o.p.head_dim) out[n][2 * half + i] = y[c];
+          if (c < o.value_cols) out[n][2 * half + i] = y[c];
         }
     }
   }
@@ -384,11 +392,11 @@ struct RunningSoftmax {
       const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
       if (row >= pass.n_rows) continue;
       const uint32_t query_head = b.head * o.p.group + vector % o.p.group;
-      float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+      float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.value_cols;
       float2* ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
       if (b.part.index > 0) {
         const uint64_t at = uint64_t(b.part.place) * o.max_vectors + vector;
-        y = o.part_out + at * o.p.head_dim;
+        y = o.part_out + at * o.value_cols;
         ml = o.part_ml + at;
       }
       const bool divide = pass.last && b.part.count == 1;
@@ -398,7 +406,7 @@ struct RunningSoftmax {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t c = 8 * n + column_of_lane() + i;
-          if (c < o.p.head_dim) y[c] = out[n][2 * half + i] * factor;
+          if (c < o.value_cols) y[c] = out[n][2 * half + i] * factor;
         }
       if (o.ml && !divide && threadIdx.x % 4 == 0) *ml = {peak[half], sum[half]};
     }

@@ -128,6 +128,13 @@ struct TakesTypes {
     return take(op.k, op.v, op.p.head_dim) && rows_are_halves &&
            (op.v ? takes_heads_of(op.p.head_dim) : !has_blocks(op.k) && takes_latent(op.p));
   }
+  // The view's rows are read in units of 16 bytes.
+  bool operator()(const LiftView& op) const { return op.p.rotated % 8 == 0 && op.p.latent % 8 == 0; }
+  bool operator()(const AttendAll& op) const {
+    return op.v && takes_heads_of(op.p.head_dim) && takes(op.k, op.p.head_dim) &&
+           takes(op.v, op.p.head_dim) && takes(op.stored_k, op.p.head_dim) &&
+           takes(op.stored_v, op.p.head_dim) && alike(op.k, op.chunk_k) && alike(op.v, op.chunk_v);
+  }
   bool operator()(const KvCompact& op) const {
     return take(op.k, op.v, op.p.head_dim) && alike(op.k, op.chunk_k) && alike(op.v, op.chunk_v);
   }
@@ -213,9 +220,10 @@ class CudaDevice : public Device {
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);
     uint64_t scratch = 0;
-    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch,
-                                  vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch,
-                                  arg_max_scratch, route_scratch, expert_scratch, delta_net_scratch})
+    for (const auto op_scratch :
+         {dense_scratch, attention_scratch, attend_all_scratch, token_score_scratch, page_score_scratch,
+          vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch, arg_max_scratch, route_scratch,
+          expert_scratch, delta_net_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),
@@ -325,7 +333,8 @@ DeviceInfo info_of(int index, const cudaDeviceProp& properties) {
           .alignment = 256,
           .granularity = kAllocation,
           .unified = false,
-          .view_element_bytes = 2};
+          .view_element_bytes = 2,
+          .lifts_views = true};
 }
 
 }  // namespace

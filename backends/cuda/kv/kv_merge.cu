@@ -1,6 +1,7 @@
 // kv_merge: sorts a run by position after entries were appended out of order.
 #include "backends/cuda/kv/gaps.cuh"
 #include "backends/cuda/ops.h"
+#include "backends/cuda/positions.cuh"
 
 namespace thimble::cuda {
 namespace {

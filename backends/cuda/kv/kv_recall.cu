@@ -2,9 +2,10 @@
 // host memory.
 #include <algorithm>
 
-#include "backends/cuda/kv/copy_row.cuh"
+#include "backends/cuda/copy_row.cuh"
 #include "backends/cuda/kv/gaps.cuh"
 #include "backends/cuda/kv/kv_compact.h"
+#include "backends/cuda/positions.cuh"
 
 namespace thimble::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // kv_spill: copies the entries that a compaction is going to drop, to host memory.
 #include <algorithm>
 
-#include "backends/cuda/kv/copy_row.cuh"
+#include "backends/cuda/copy_row.cuh"
 
 namespace thimble::cuda {
 namespace {
