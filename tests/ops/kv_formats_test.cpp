@@ -1,6 +1,7 @@
 // Ops and the formats of keys and values: the same numbers give the same bits whatever their format. bf16 is
 // the format that only tests use, on all devices; the CPU has f32 as well. q8_0 and q4_0 have blocks.
 #include <bit>
+#include <limits>
 
 #include "tests/ops/kv_blocks.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 // More entries than a tile has.
 constexpr uint32_t kHeads = 2, kCapacity = 100, kHeld = 90, kRows = 3, kPage = 16;
+// Of the results that are compared: the logarithms of sums of TokenScore.
+constexpr size_t kLogOfSums = 4;
 
 // The widths that choose how kernels read rows.
 struct Shape {
@@ -149,6 +152,7 @@ class KvFormats : public OpTest {
                       .scale = 1,
                       .rope = shape.rope}},
           {lse});
+    EXPECT_EQ(all.size(), kLogOfSums + 1);
     PageBounds pages{{{}, other}, bounds, {.heads = kHeads, .head_dim = head_dim, .page = kPage, .all = 1}};
     if (device().supports(pages)) {
       pages.k = k;
@@ -304,7 +308,16 @@ TEST_P(KvFormats, TheSameNumbersGiveTheSameBits) {
       SCOPED_TRACE(dtype_info(type).name);
       const auto of_halves = results(kShapes[i], DType::kF16, type), others = results(kShapes[i], type, type);
       ASSERT_EQ(of_halves.size(), others.size());
-      for (size_t r = 0; r < others.size(); ++r) EXPECT_EQ(of_halves[r], others[r]) << "result " << r;
+      for (size_t r = 0; r < others.size(); ++r) {
+        if (r == kLogOfSums && GetParam().starts_with("vulkan")) {
+          // A driver may add the up to kCapacity terms of a sum in another order in each variant of a shader.
+          constexpr float kRounding = kCapacity * std::numeric_limits<float>::epsilon();
+          ASSERT_EQ(of_halves[r].size(), others[r].size());
+          for (size_t j = 0; j < others[r].size(); ++j) EXPECT_NEAR(of_halves[r][j], others[r][j], kRounding);
+          continue;
+        }
+        EXPECT_EQ(of_halves[r], others[r]) << "result " << r;
+      }
     }
   }
 }
