@@ -72,5 +72,7 @@ enum SchemaType : unsigned {
 unsigned types_of(const Json& schema, const Json& root);
 // The schema that a reference leads to, or the schema itself if it is not a reference.
 const Json& resolved(const Json& schema, const Json& root);
+// The only schema of a choice that allows something else than null, or the schema itself if there are more.
+const Json& not_null(const Json& schema, const Json& root);
 
 }  // namespace app::serve

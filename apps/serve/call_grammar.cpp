@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -130,6 +131,23 @@ std::string text_without(std::string_view mark) {
   return rules;
 }
 
+// A schema of texts and null without null.
+Json texts_of(Json schema, const Json& root) {
+  if (!schema.is_object()) return schema;
+  const auto erase = [](Json& list, const auto& is_other) {
+    for (size_t i = list.size(); i-- > 0;)
+      if (is_other(list[i])) list.erase(i);
+  };
+  if (schema.contains("type")) schema["type"] = "string";
+  if (const auto values = schema.find("enum"); values != schema.end())
+    erase(*values, [](const Json& value) { return !value.is_string(); });
+  if (const auto choices = schema.find("anyOf"); choices != schema.end()) {
+    erase(*choices, [&](const Json& choice) { return types_of(choice, root) == kNull; });
+    for (Json& choice : *choices) choice = texts_of(choice, root);
+  }
+  return schema;
+}
+
 // Writes the grammar of calls in one style.
 class CallWriter {
  public:
@@ -137,22 +155,27 @@ class CallWriter {
       : style_(style), format_(*style.format), notation_(style.notation), tools_(tools), how_(how) {}
 
   std::string write() {
-    const bool unknown = notation_ == CallNotation::kJson && style_.members.empty();
-    if (unknown || notation_ == CallNotation::kNested) return "";
+    if (notation_ == CallNotation::kJson && style_.members.empty()) return "";
     std::string calls;
     for (const Json& tool : tools_) {
-      const std::optional<Json> schema =
-          how_.all || is_strict(tool) ? std::optional(arguments_schema(tool)) : std::nullopt;
-      const std::string name = literal(tool["function"]["name"].get_ref<const std::string&>());
+      // Only a schema tells the names of nested tags, so that they can match.
+      const bool checked = how_.all || is_strict(tool) || notation_ == CallNotation::kNested;
+      const std::optional<Json> schema = checked ? std::optional(arguments_schema(tool)) : std::nullopt;
+      const auto& called = tool["function"]["name"].get_ref<const std::string&>();
+      const std::string name = literal(called);
       std::optional<std::string> call = this->call(name, schema);
       if (!call && how_.all) return "";
+      if (!call && is_strict(tool) && notation_ == CallNotation::kNested)
+        throw Refusal(
+            400, "the strict tool \"" + called + "\" cannot be called in this model's format: " + problem_);
       if (!call) call = this->call(name, std::nullopt);
       calls += (calls.empty() ? "" : " | ") + *call;
     }
     return root() + "call ::= " + calls + "\n" + rules_ +
            "none ::= \"\"\nline ::= \"\\n\"?\nspace ::= \" \"?\ngap ::= space | \"\\n\" [ ]{0,4}\nquote "
            "::= " +
-           spell(kGemmaQuote) + "\nany ::= [a-zA-Z_] [a-zA-Z0-9_]* \"=\" %json {}\n" +
+           spell(kGemmaQuote) + "\nnode ::= " + tag() + " \"<\" [^<>/]+ \">\" (text0 | node+) " + tag() +
+           " \"</\" [^<>/]+ \">\"\nany ::= [a-zA-Z_] [a-zA-Z0-9_]* \"=\" %json {}\n" +
            text_without(text_end());
   }
 
@@ -183,10 +206,11 @@ class CallWriter {
 
   // The mark that ends texts without escapes.
   std::string_view text_end() const {
-    return notation_ == CallNotation::kGemma  ? kGemmaQuote
-           : notation_ == CallNotation::kKeys ? key_tags().value_ends
-           : format_.tags                     ? format_.tags->value_ends
-                                              : kGemmaQuote;
+    return notation_ == CallNotation::kGemma    ? kGemmaQuote
+           : notation_ == CallNotation::kKeys   ? key_tags().value_ends
+           : notation_ == CallNotation::kNested ? kTagMark
+           : format_.tags                       ? format_.tags->value_ends
+                                                : kGemmaQuote;
   }
 
   // The expression of a call; nothing if its arguments cannot be written.
@@ -194,7 +218,7 @@ class CallWriter {
     const std::string json = json_value(schema ? *schema : Json{{"type", "object"}});
     switch (notation_) {
       case CallNotation::kNested:
-        break;
+        return nested(name, schema);
       case CallNotation::kJson:
         return object(name, json);
       case CallNotation::kTags:
@@ -307,6 +331,115 @@ class CallWriter {
     return out;
   }
 
+  // MiniMax M3: a tag for each member and each item, with the same mark before all tags.
+  std::optional<std::string> nested(const std::string& name, const Schema& schema) {
+    referred_.clear();
+    root_ = schema ? &*schema : nullptr;
+    const std::optional<std::string> inside = schema ? nested_members(*schema, "#") : " node*";
+    if (!inside) return std::nullopt;
+    return "(" + tag() + " " + literal("<invoke name=\"") + " " + name + " " + literal("\">") + *inside +
+           " " + tag() + " \"</invoke>\")";
+  }
+
+  std::string tag() const { return spell(kTagMark); }
+  std::string in_tag(const std::string& name, const std::string& value) const {
+    return "(" + tag() + " " + literal("<" + name + ">") + " " + value + " " + tag() + " " +
+           literal("</" + name + ">") + ")";
+  }
+
+  std::optional<std::string> cannot(const std::string& path, const char* why) {
+    problem_ = path + " " + why;
+    return std::nullopt;
+  }
+
+  // The members of an object. Null is written by leaving a member out.
+  std::optional<std::string> nested_members(const Json& schema, const std::string& path) {
+    const std::optional<Json> members = members_of(schema);
+    if (!members) return cannot(path, "says more than which properties there are");
+    const bool may_be_list = types_of(schema, *root_) == 0;
+    std::string inside;
+    for (const Json& member : *members) {
+      const std::string& key = member["key"].get_ref<const std::string&>();
+      const std::string at = path + "/properties/" + key;
+      if (key.empty() || key.find_first_of("<>/\n") != std::string::npos || (may_be_list && key == kItem))
+        return cannot(at, "has a name that cannot be a tag");
+      const Json& property = (*find_field(schema, "properties"))[key];
+      const std::optional<std::string> value = nested_value(property, at);
+      if (!value) return std::nullopt;
+      const bool needed = member["needed"] == true && !allows_null(property);
+      inside += " " + in_tag(key, *value) + (needed ? "" : "?");
+    }
+    return inside;
+  }
+
+  // What is in a tag. A part of the schema that is referred to is a rule, because it may contain itself.
+  std::optional<std::string> nested_value(const Json& property, const std::string& path) {
+    const Json& schema = resolved(property, *root_);
+    if (&schema == &property) return nested_part(schema, path);
+    const auto [known, is_new] = referred_.try_emplace(&schema, "r" + std::to_string(parts_));
+    const std::string rule = known->second;
+    if (!is_new) return rule;
+    ++parts_;
+    const std::optional<std::string> value = nested_part(schema, path);
+    if (!value) return std::nullopt;
+    rules_ += rule + " ::= " + *value + "\n";
+    return rule;
+  }
+
+  std::optional<std::string> nested_part(const Json& schema, const std::string& path) {
+    if (schema == true || (schema.is_object() && only_has(schema, {}))) return "text0";
+    const unsigned types = types_of(schema, *root_);
+    if (types == 0) return cannot(path, "does not say its type");
+    const Json& given = not_null(schema, *root_);
+    switch (types == kNull ? types : types & ~kNull) {
+      case kText:
+        return nested_text(given, (types & kNull) != 0, path);
+      case kArray:
+        return nested_items(given, path);
+      case kObject:
+        if (!find_field(given, "properties") && given.value("additionalProperties", Json(true)) != false)
+          return cannot(path, "is an object whose properties are not named");
+        return nested_members(given, path);
+      default:
+        break;
+    }
+    if (types & (kText | kArray | kObject)) return cannot(path, "allows values of several types");
+    const std::optional<Json> value = with_definitions(schema, *root_);
+    if (!value) return cannot(path, "refers to something else than definitions");
+    return json_value(*value);
+  }
+
+  std::optional<std::string> nested_text(const Json& schema, bool or_null, const std::string& path) {
+    const std::optional<Json> text = with_definitions(or_null ? texts_of(schema, *root_) : schema, *root_);
+    const bool refers = text && or_null && write_json(*text).find("\"$ref\"") != std::string::npos;
+    if (!text || refers) return cannot(path, "refers to texts that cannot be told from null");
+    return "%json(none, text0) " + write_json(*text);
+  }
+
+  std::optional<std::string> nested_items(const Json& schema, const std::string& path) {
+    if (!only_has(schema, {"type", "items", "minItems", "maxItems"}))
+      return cannot(path, "says more than which items there are");
+    const std::optional<std::string> item = nested_value(schema.value("items", Json(true)), path + "/items");
+    if (!item) return std::nullopt;
+    const Json most = schema.value("maxItems", Json(""));
+    return in_tag(std::string(kItem), *item) + "{" + write_json(schema.value("minItems", Json(0))) + "," +
+           (most.is_string() ? "" : write_json(most)) + "}";
+  }
+
+  // Whether a schema allows null for sure.
+  bool allows_null(const Json& property) const {
+    const Json& schema = resolved(property, *root_);
+    if (!schema.is_object() || (types_of(schema, *root_) & kNull) == 0) return false;
+    const Json* choices = find_field(schema, "anyOf");
+    if (choices)
+      return only_has(schema, {"anyOf"}) &&
+             std::any_of(choices->begin(), choices->end(), [&](const Json& c) { return allows_null(c); });
+    const Json* values = find_field(schema, "enum");
+    return !schema.contains("allOf") && !schema.contains("oneOf") &&
+           (!schema.contains("const") || schema["const"].is_null()) &&
+           (!values || std::find(values->begin(), values->end(), Json()) != values->end());
+  }
+
   // LFM2: NAME(KEY=VALUE, ...)
   std::optional<std::string> python(const std::string& name, const Schema& schema) {
     if (!schema) return "(" + name + " \"(\" (any (\",\" \" \"? any)*)? \")\")";
@@ -399,7 +532,12 @@ class CallWriter {
   const Json& tools_;
   const CallRules& how_;
   std::string rules_;
-  int lists_ = 0;
+  int lists_ = 0, parts_ = 0;
+  // Of the tool whose call is written with nested tags: its schema, the rules of the parts that are referred
+  // to, and why it cannot be written.
+  const Json* root_ = nullptr;
+  std::map<const Json*, std::string> referred_;
+  std::string problem_;
 };
 
 }  // namespace

@@ -605,6 +605,25 @@ const Json& part_of(const Json& schema, const Json& root, const std::string* key
   return none;
 }
 
+// The object with these members. Null is written by leaving a member out.
+std::string nested_object(std::vector<std::string> names, std::vector<std::string> values, const Json& schema,
+                          const Json& root) {
+  const Json& given = not_null(schema, root);
+  const Json* required = given.is_object() ? find_field(given, "required") : nullptr;
+  if (required && required->is_array())
+    for (const Json& needed : *required) {
+      if (!needed.is_string()) continue;
+      const auto& name = needed.get_ref<const std::string&>();
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      if ((types_of(part_of(given, root, &name), root) & kNull) == 0) continue;
+      names.push_back(name);
+      values.emplace_back("null");
+    }
+  std::string json = "{";
+  for (size_t i = 0; i < names.size(); ++i) json += (i ? "," : "") + json_text(names[i]) + ":" + values[i];
+  return json + "}";
+}
+
 bool read_nested(CallReader& in, std::string_view key, const Json& schema, const Json& root,
                  std::string& json, int depth);
 
@@ -628,22 +647,12 @@ bool read_children(CallReader& in, std::string_view key, const Json& schema, con
     if (!in.take(kTagMark)) return false;
   }
   const bool all_items = std::all_of(names.begin(), names.end(), [](const auto& n) { return n == kItem; });
-  const bool list = may_be_list && !names.empty() && all_items;
-  // Null is written by leaving a member out.
-  const Json* required = schema.is_object() ? find_field(schema, "required") : nullptr;
-  if (!list && required && required->is_array())
-    for (const Json& needed : *required) {
-      if (!needed.is_string()) continue;
-      const auto& name = needed.get_ref<const std::string&>();
-      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-      if ((types_of(part_of(schema, root, &name), root) & kNull) == 0) continue;
-      names.push_back(name);
-      values.emplace_back("null");
-    }
-  json += list ? '[' : '{';
-  for (size_t i = 0; i < names.size(); ++i)
-    json += (i ? "," : "") + (list ? "" : json_text(names[i]) + ":") + values[i];
-  json += list ? ']' : '}';
+  if (!may_be_list || names.empty() || !all_items) {
+    json += nested_object(std::move(names), std::move(values), schema, root);
+    return true;
+  }
+  for (size_t i = 0; i < values.size(); ++i) json += (i ? "," : "[") + values[i];
+  json += ']';
   return true;
 }
 
@@ -658,7 +667,10 @@ bool read_nested(CallReader& in, std::string_view key, const Json& schema, const
   unsigned types = schema.is_object() ? types_of(schema, root) : 0;
   if (types & kText) types &= ~unsigned{kNull};  // the word null is a text
   const bool nothing = text.empty() && types != 0 && (types & kText) == 0;
-  json += !nothing ? typed_json(types, text) : types & kArray ? "[]" : types & kObject ? "{}" : "null";
+  json += !nothing          ? typed_json(types, text)
+          : types & kArray  ? "[]"
+          : types & kObject ? nested_object({}, {}, schema, root)
+                            : "null";
   return true;
 }
 
@@ -848,6 +860,18 @@ const Json& resolved(const Json& schema, const Json& root) {
     found = target;
   }
   return *found;
+}
+
+const Json& not_null(const Json& schema, const Json& root) {
+  const Json* only = nullptr;
+  const Json* choices = schema.is_object() ? find_field(schema, "anyOf") : nullptr;
+  if (!choices || !choices->is_array()) return schema;
+  for (const Json& choice : *choices) {
+    if (types_of(choice, root) == kNull) continue;
+    if (only) return schema;
+    only = &choice;
+  }
+  return only ? resolved(*only, root) : schema;
 }
 
 ToolTypes::ToolTypes(const Json& tools) {

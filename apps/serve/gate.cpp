@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/serve/call_format.h"
 #include "apps/serve/call_grammar.h"
 #include "apps/serve/calls.h"
 #include "apps/serve/json.h"
@@ -107,6 +108,7 @@ Grammars make_grammars(const Model& model, const Task& task) {
     else if (task.must_call)
       grammars.name = make_grammar(model, thimble_grammar_create_gbnf, name_rule(checked));
   } else if (!checked.empty()) {
+    for (const Json& tool : checked) schema_grammar(model, arguments_schema(tool));  // or says what is wrong
     const Json& tools = task.must_call ? checked : task.tools;
     add_styles(model, task, tools, grammars);
     if (task.must_call && !grammars.styles.empty())
@@ -213,7 +215,7 @@ int32_t Gate::before(const Session& session, const Logits& logits) {
     const Grammar* after = grammar_after(task_.call_style.format);
     return after ? begin(session, *after) : best;
   }
-  const OpenMark mark = find_open_mark(word);
+  const OpenMark mark = find_open_mark(word == kTagMark ? kNestedOpen : word);
   const bool calls = !task_.tools.is_null() && mark.at == 0;
   const Grammar* after = calls && strict ? grammar_after(mark.format) : nullptr;
   if (task_.must_call || after) {

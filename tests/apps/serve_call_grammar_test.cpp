@@ -2,6 +2,7 @@
 // meet the tools' schemas.
 #include <gtest/gtest.h>
 
+#include "apps/serve/call_format.h"
 #include "apps/serve/call_grammar.h"
 #include "apps/serve/json.h"
 #include "tests/support/answer_parts.h"
@@ -45,6 +46,9 @@ const std::vector<Style> kStyles = {
      {"<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>"}},
     {"<|tools_prefix|>[{\"f\": {}}]", {"<|tools_suffix|>"}},
     {">>>f\n{}", {}},
+    {"]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
+     "name=\"f\">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+     {"]<]minimax[>["}},
     {R"([TOOL_CALLS][{"name": "f", "arguments": {}, "id": "call00000"}])", {"[TOOL_CALLS]"}},
     {R"(<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>)", {"<TOOLCALL>", "</TOOLCALL>"}},
     {R"(<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": "f", "parameters": {}} ]<|END_ACTION|>)",
@@ -221,6 +225,99 @@ TEST(CallGrammar, OfListsHasTheMembersOfTheTemplate) {
     EXPECT_EQ(grammar_of(written_calls(other)), "") << other;
   EXPECT_FALSE(grammar_of(mentioned_calls("Write <|tool_call|> and a list.")).empty());
   EXPECT_EQ(mentioned_calls("").format, nullptr);
+}
+
+// The calls of MiniMax M3, which has no null and no names in quotes.
+class NestedCalls : public testing::Test {
+ protected:
+  const GrammarVocabulary vocabulary_{"", {}, 3};
+  const CallStyle style_ = written_calls("]<]minimax[>[<tool_call>");
+
+  static Json tool(const std::string& properties, bool strict = true) {
+    return Json::parse(R"({"function": {"name": "look", "strict": )" +
+                       std::string(strict ? "true" : "false") +
+                       R"(, "parameters": {"type": "object", "properties": )" + properties + "}}}");
+  }
+  std::string grammar_of(const Json& tool, bool all) const {
+    return call_grammar(style_, Json::array({tool}),
+                        {all, false, [](std::string_view mark) { return write_json(std::string(mark)); }});
+  }
+};
+
+TEST_F(NestedCalls, LeaveNullOut) {
+  Json look = tool(R"({
+    "names": {"type": "array", "items": {"type": ["string", "null"], "pattern": "^[a-z]{3}$"}, "minItems": 1, "maxItems": 2},
+    "where": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+    "color": {"enum": ["red", "blue", null]}})");
+  Json& parameters = look["function"]["parameters"];
+  parameters["required"] = {"names", "where", "color"};
+  parameters["$defs"] = Json::parse(R"({"place": {"type": "object", "required": ["x"], "properties": {
+    "y": {"type": "boolean"}, "x": {"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "null"}]}}}})");
+  const auto grammar = compiled(vocabulary_, thimble::grammar::read_gbnf(grammar_of(look, false)));
+  const auto schema = compiled(vocabulary_, thimble::grammar::read_json_schema(write_json(parameters)));
+  ASSERT_TRUE(grammar && schema);
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const std::optional<std::string> text = sampled(vocabulary_, *grammar, seed);
+    if (!text) continue;
+    AnswerFilter filter({}, Json::array({look}));
+    const std::vector<Part> parts = filter.push(std::string(kNestedOpen) + *text);
+    ASSERT_EQ(parts.size(), 1u) << *text;
+    // What was left out is read last, so put the members in order.
+    const Json read = Json::parse(parts[0].arguments);
+    Json ordered;
+    for (const char* name : {"names", "where", "color"}) ordered[name] = read.at(name);
+    EXPECT_TRUE(thimble::test::reaches(*schema, write_json(ordered))) << parts[0].arguments << "\n" << *text;
+  }
+  const std::string m(kTagMark);
+  const auto tag = [&](const std::string& name, const std::string& value) {
+    return m + "<" + name + ">" + value + m + "</" + name + ">";
+  };
+  const auto allows = [&](const std::string& where, const std::string& color) {
+    return thimble::test::reaches(*grammar, m + "<invoke name=\"look\">" + tag("names", tag("item", "abc")) +
+                                                where + color + m + "</invoke>\n" + m + "</tool_call>");
+  };
+  EXPECT_TRUE(allows("", ""));
+  EXPECT_TRUE(allows(tag("where", ""), tag("color", "red")));
+  EXPECT_TRUE(allows(tag("where", tag("y", "true") + tag("x", "a")), ""));
+  EXPECT_FALSE(allows("", tag("color", "null")));
+  EXPECT_FALSE(allows(tag("where", tag("x", "null")), ""));
+}
+
+TEST_F(NestedCalls, ThatCannotBeWrittenAreRefusedByTheirPlace) {
+  const std::pair<const char*, const char*> kSchemas[] = {
+      {R"({"a": {"type": ["string", "integer"]}})", "#/properties/a allows values of several types"},
+      {R"({"a": {"type": "object"}})", "#/properties/a is an object whose properties are not named"},
+      {R"({"a": {"type": "array", "items": {"type": "object", "properties": {"b>": {"type": "null"}}}}})",
+       "#/properties/a/items/properties/b> has a name that cannot be a tag"},
+      {R"({"a": {"type": "object", "properties": {}, "required": ["b"], "additionalProperties": false}})",
+       "#/properties/a says more than which properties there are"},
+      {R"({"a": {"minLength": 2}})", "#/properties/a does not say its type"},
+  };
+  for (const auto& [properties, why] : kSchemas) {
+    EXPECT_EQ(grammar_of(tool(properties), true), "") << properties;  // written in JSON instead
+    try {
+      grammar_of(tool(properties), false);
+      ADD_FAILURE() << properties;
+    } catch (const Refusal& refusal) {
+      EXPECT_EQ(refusal.what(),
+                std::string("the strict tool \"look\" cannot be called in this model's format: ") + why);
+    }
+    // Other tools are not checked then.
+    const std::string free = grammar_of(tool(properties, false), false), m = "]<]minimax[>[";
+    const auto grammar = compiled(vocabulary_, thimble::grammar::read_gbnf(free));
+    ASSERT_TRUE(grammar);
+    EXPECT_TRUE(thimble::test::reaches(*grammar, m + "<invoke name=\"look\">" + m + "<a>" + m + "<b>2" + m +
+                                                     "</b>" + m + "</a>" + m + "</invoke>\n" + m +
+                                                     "</tool_call>"));
+  }
+}
+
+// Without its type, an object whose only member is an item would be read as a list.
+TEST_F(NestedCalls, HaveNoItemsWhereAListMayBe) {
+  Json look = tool(R"({"item": {"type": "string"}})");
+  EXPECT_NE(grammar_of(look, true), "");
+  look["function"]["parameters"].erase("type");
+  EXPECT_EQ(grammar_of(look, true), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, CallGrammars,

@@ -132,7 +132,9 @@ TEST(ServeCalls, InTagsInTags) {
   expect_parts(
       {
           {call(""), R"(look({"a":null,"b":null}))"},
-          {call(tag("a", "null") + tag("b", tag("f", "12"))), R"(look({"a":"null","b":{"f":"12"}}))"},
+          {call(tag("a", "null") + tag("b", tag("f", "12"))),
+           R"(look({"a":"null","b":{"f":"12","e":null}}))"},
+          {call(tag("b", "")), R"(look({"b":{"e":null},"a":null}))"},
       },
       {}, tools);
 }

@@ -760,6 +760,21 @@ class StrictGlm(ForcedAsWritten, Strict, Chain):
     WRITTEN = "<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value><arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
 
 
+class StrictMiniMax(ForcedAsWritten, Strict, Chain):
+    TAG = "]<]minimax[>["
+    MINIMAX = TEMPLATE.replace("<call>{{ call.function | tojson }}", TAG + '<tool_call>\n' + TAG + '<invoke name="{{ call.function.name }}">'
+                               + TAG + "</invoke>\n" + TAG + "</tool_call>")
+    model_of = (MINIMAX, SPECIAL + [TAG], [["<|assistant|>", "I add.", TAG, "<tool_call>sub", "<|end|>"]])
+    WRITTEN = TAG + '<invokename="add">' + f"{TAG}<a>7{TAG}</a>{TAG}<b>x{TAG}</b>{TAG}</invoke>{TAG}</tool_call>"
+
+    def test_a_schema_that_tags_cannot_show_is_refused_by_its_place(self):
+        schema = {"type": "object", "properties": {"day": {"type": ["string", "integer"]}}, "required": ["day"]}
+        tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": schema}}
+        status, _, body = self.server.ask("POST", "/v1/chat/completions", {"messages": [QUESTION], "tools": [tool]})
+        self.assertEqual(status, 400)
+        self.assertIn('"add" cannot be called in this model\'s format: #/properties/day allows values of several types', body["error"]["message"])
+
+
 class ThoughtsWithDrafts(Thoughts):
     flags = ("--draft", "lookup", "--draft-max", "3")
 
