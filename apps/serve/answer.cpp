@@ -2,6 +2,7 @@
 #include "apps/serve/answer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -28,15 +29,16 @@ Begins begins(std::string_view json, std::string_view call, bool last) {
 
 struct ThoughtMarks {
   const char *open, *close;
+  const char *inside = "", *after = "";  // what is written between a thought and its marks, and after them
 };
-constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
-                                      {"[THINK]", "[/THINK]"},
-                                      {"<seed:think>", "</seed:think>"},
+constexpr ThoughtMarks kThoughts[] = {{"[THINK]", "[/THINK]"},
+                                      {"<seed:think>", "</seed:think>", "", "\n"},
                                       {"<mm:think>", "</mm:think>"},
                                       {"<|START_THINKING|>", "<|END_THINKING|>"},
                                       {"<think:opensource>", "</think:opensource>"},
                                       {"<|inner_prefix|>", "<|inner_suffix|>"},
-                                      {"<|channel>thought", "<channel|>"}};
+                                      {"<|channel>thought", "<channel|>", "\n"},
+                                      {"<think>", "</think>", "\n", "\n\n"}};  // of most models
 // Apertus calls tools in the middle of a thought, which goes on after their results.
 constexpr std::string_view kInnerCalls = "<|tools_prefix|>", kInnerEnd = "<|inner_suffix|>";
 
@@ -102,7 +104,7 @@ Opening opening_of(std::string_view prompt) {
   return opening;
 }
 
-std::string begun_answer(const Opening& opening, const Json& message) {
+std::string begun_answer(const Opening& opening, const Json& message, std::string_view thought_mark) {
   const std::string* given = text_field(message, "reasoning_content");
   const std::string thoughts = given ? *given : "", &content = *text_field(message, "content");
   if (opening.kind == Opening::Kind::kHarmony)
@@ -115,8 +117,18 @@ std::string begun_answer(const Opening& opening, const Json& message) {
   if (opening.kind == Opening::Kind::kRecipient) return std::string(kReader) + "\n" + content;
   const bool opened = opening.kind == Opening::Kind::kThought;
   if (!opened && thoughts.empty()) return content;
-  return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") +
-         "\n\n" + content;
+  const ThoughtMarks& marks =
+      *std::find_if(std::begin(kThoughts), std::prev(std::end(kThoughts)), [&](const ThoughtMarks& m) {
+        return opened ? opening.thought_end == m.close : thought_mark == m.open;
+      });
+  return (opened ? "" : std::string(marks.open) + marks.inside) + thoughts + marks.inside + marks.close +
+         marks.after + content;
+}
+
+std::vector<std::string_view> thought_marks() {
+  std::vector<std::string_view> marks;
+  for (const ThoughtMarks& m : kThoughts) marks.emplace_back(m.open);
+  return marks;
 }
 
 void set_thoughts(Json& message, const std::string& thoughts) {

@@ -13,7 +13,10 @@ namespace app::serve {
 // How the answer to a prompt begins, which follows from the end of the prompt.
 Opening opening_of(std::string_view prompt);
 // The text that is read after a prompt with this opening, so that the answer continues an assistant message.
-std::string begun_answer(const Opening& opening, const Json& message);
+// `thought_mark`: the mark with which the model opens a thought.
+std::string begun_answer(const Opening& opening, const Json& message, std::string_view thought_mark);
+// The marks that open thoughts; that of most models is the last.
+std::vector<std::string_view> thought_marks();
 
 // Stores the thoughts in an assistant message, under each of the names that chat templates use.
 void set_thoughts(Json& message, const std::string& thoughts);

@@ -148,6 +148,17 @@ int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::str
   }
 }
 
+// The mark of thoughts that the model's vocabulary has, or that of most models.
+std::string own_thought_mark(const Model& model) {
+  std::string mark;
+  for (const std::string_view known : thought_marks()) {
+    mark = known;
+    const std::vector<int32_t> ids = token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL);
+    if (!ids.empty() && is_mark(token_bytes(model, ids[0]))) break;
+  }
+  return mark;
+}
+
 // The bytes of so many sessions of one kind. `first`: their weights are counted.
 uint64_t bytes_of_slots(const thimble_memory& one, uint32_t slots, bool first) {
   return one.total - (first ? 0 : one.weights) + (slots - 1) * clone_bytes(one);
@@ -260,6 +271,7 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const ServeFl
       describes_tools_(!chat_problem_.empty() || writes_tools(model, settings.chat)),
       written_call_(chat_problem_.empty() ? written_call(model, settings.chat) : ""),
       call_style_(written_calls(written_call_)),
+      thought_mark_(own_thought_mark(model)),
       policies_(std::make_unique<Policies>(settings, model, flags.slots)),
       kinds_(flags.slots) {
   try {
@@ -428,7 +440,7 @@ Prompt Scheduler::prepare(Task& task) const {
     task.call_style = described_calls(text);
     if (!task.call_style.format) task.call_style = call_style_.format ? call_style_ : mentioned_calls(text);
     task.opening.goes_on = !task.begun.is_null();
-    if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
+    if (task.opening.goes_on) text += begun_answer(task.opening, task.begun, thought_mark_);
     prompt.ids = token_ids(model_, text, kPromptFlags);
   }
   if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
@@ -708,7 +720,7 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, uint3
       ChatStyle style = settings_.chat;
       style.variables = prompt.variables;
       std::string text = chat_text(model_, style, written(prompt, job.task), reuse.messages);
-      if (job.task.opening.goes_on) text += begun_answer(job.task.opening, job.task.begun);
+      if (job.task.opening.goes_on) text += begun_answer(job.task.opening, job.task.begun, thought_mark_);
       rest = token_ids(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL);
     } catch (const Failure&) {  // a template that renders earlier turns differently
       reuse = {};

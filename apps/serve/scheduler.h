@@ -203,6 +203,7 @@ class Scheduler {
   const bool describes_tools_;      // the chat template tells the model of tools
   const std::string written_call_;  // a call as the template writes it; "": it writes none
   const CallStyle call_style_;      // of that call
+  const std::string thought_mark_;  // the mark with which the model opens a thought
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise

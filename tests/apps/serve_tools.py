@@ -498,6 +498,11 @@ class Apertus(Chain):
             self.assertEqual([json.loads(call["function"]["arguments"]) for call in message["tool_calls"]], [arguments])
             self.assertEqual((message["content"], message["reasoning_content"]), (None, "I add."))
 
+    def test_a_begun_answer_has_the_marks_of_the_model(self):
+        begun = {"role": "assistant", "content": "It is 3.", "reasoning_content": "I add."}
+        self.server.chat([QUESTION, begun], continue_final_message=True)
+        self.assertTrue(self.read().endswith("<|assistant|><|inner_prefix|>I add.<|inner_suffix|>It is 3.<|end|>"), self.read())
+
 
 class HarmonyCalls(Chain):
     model_of = (HARMONY, CHANNELS, [["t", "<|channel|>commentary to=functions.add json<|message|>", '{"a": 1}', "<|return|>"]])

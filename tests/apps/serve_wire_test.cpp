@@ -372,7 +372,7 @@ TEST(ServeTools, RecipientsOfFunctionary) {
   filter.push("ll\n");
   EXPECT_FALSE(filter.names());
   EXPECT_EQ(filter.place(), AnswerFilter::Place::kStart);
-  EXPECT_EQ(begun_answer(opening, {{"role", "assistant"}, {"content", "It"}}), "all\nIt");
+  EXPECT_EQ(begun_answer(opening, {{"role", "assistant"}, {"content", "It"}}, "<think>"), "all\nIt");
 }
 
 TEST(ServeThoughts, ChannelsOfHarmony) {
@@ -407,16 +407,36 @@ TEST(ServeThoughts, AnAnswerIsBegunInItsFormat) {
   Json message = {{"role", "assistant"}, {"content", "Fo"}};
   const Opening plain, thought = opening_of("<think>\n"), harmony = opening_of("<|start|>assistant"),
                        solar = opening_of("<|begin|>assistant");
-  EXPECT_EQ(begun_answer(plain, message), "Fo");
-  EXPECT_EQ(begun_answer(thought, message), "\n</think>\n\nFo");
-  EXPECT_EQ(begun_answer(harmony, message), "<|channel|>final<|message|>Fo");
-  EXPECT_EQ(begun_answer(solar, message), "<|content|>Fo");
+  EXPECT_EQ(begun_answer(plain, message, "<think>"), "Fo");
+  EXPECT_EQ(begun_answer(thought, message, "<think>"), "\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(harmony, message, "<think>"), "<|channel|>final<|message|>Fo");
+  EXPECT_EQ(begun_answer(solar, message, "<think>"), "<|content|>Fo");
   set_thoughts(message, "T");
-  EXPECT_EQ(begun_answer(plain, message), "<think>\nT\n</think>\n\nFo");
-  EXPECT_EQ(begun_answer(thought, message), "T\n</think>\n\nFo");
-  EXPECT_EQ(begun_answer(harmony, message),
+  EXPECT_EQ(begun_answer(plain, message, "<think>"), "<think>\nT\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(thought, message, "<think>"), "T\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(harmony, message, "<think>"),
             "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>Fo");
-  EXPECT_EQ(begun_answer(solar, message), "<|think|>T<|end|><|begin|>assistant<|content|>Fo");
+  EXPECT_EQ(begun_answer(solar, message, "<think>"), "<|think|>T<|end|><|begin|>assistant<|content|>Fo");
+}
+
+// A begun answer has its thoughts between the model's own marks.
+TEST(ServeThoughts, BegunAnswersHaveTheMarksOfTheModel) {
+  const Json message = {{"role", "assistant"}, {"content", "Four"}, {"reasoning_content", "2 + 2"}};
+  const std::pair<const char*, const char*> kWritten[] = {
+      {"<think>", "<think>\n2 + 2\n</think>\n\nFour"},
+      {"[THINK]", "[THINK]2 + 2[/THINK]Four"},
+      {"<seed:think>", "<seed:think>2 + 2</seed:think>\nFour"},
+      {"<|channel>thought", "<|channel>thought\n2 + 2\n<channel|>Four"},
+      {"<|inner_prefix|>", "<|inner_prefix|>2 + 2<|inner_suffix|>Four"}};
+  for (const auto& [mark, written] : kWritten) {
+    EXPECT_EQ(begun_answer({}, message, mark), written);
+    EXPECT_EQ(begun_answer({}, {{"content", "Four"}}, mark), "Four");
+    const Opening opened = opening_of(std::string("<|assistant|>") + mark);
+    ASSERT_EQ(opened.kind, Opening::Kind::kThought);
+    // Whatever the model's mark is, the prompt's mark is closed.
+    const std::string rest = std::string(written).substr(std::string(written).find('2'));
+    EXPECT_EQ(begun_answer(opened, message, "<mm:think>"), rest);
+  }
 }
 
 // ---- OpenAI ----
