@@ -23,6 +23,15 @@ Status set_text(Heap& heap, Dict& message, std::string_view name, std::string te
   return heap.set(message, std::make_shared<const std::string>(name), value);
 }
 
+// Appends a part of an answer, {"type": TYPE, NAME: TEXT}, unless the text is empty.
+Status append_part(Heap& heap, List& parts, std::string_view type, std::string_view name, std::string text) {
+  if (text.empty()) return {};
+  THIMBLE_LET(part, heap.dict());
+  THIMBLE_TRY(set_text(heap, *part, "type", std::string(type)));
+  THIMBLE_TRY(set_text(heap, *part, name, std::move(text)));
+  return heap.append(parts, part);
+}
+
 // The calls of a message; null if it has none.
 List* calls_of(Dict& message) {
   const Value* calls = message.find("tool_calls");
@@ -90,6 +99,27 @@ Status join_thoughts(Heap& heap, List& messages) {
     if (!calls_of(message) || thoughts.empty() || content.empty()) continue;
     THIMBLE_TRY(set_text(heap, message, "thinking", thoughts + "\n\n" + content));
     THIMBLE_TRY(set_text(heap, message, "content", ""));
+  }
+  return {};
+}
+
+Status place_thoughts(Heap& heap, List& messages, ThoughtPlace place) {
+  const bool blocks = place == ThoughtPlace::kBlocks;
+  for (const Value& item : messages.items) {
+    Dict& message = **jinja::as<Dict*>(item);
+    Value* content = message.find("content");
+    const std::string thoughts = text_of(message, "thinking");
+    if (text_of(message, "role") != "assistant" || !content || !jinja::as_text(*content)) continue;
+    if (place == ThoughtPlace::kFields || (thoughts.empty() && !blocks)) continue;
+    THIMBLE_LET(parts, heap.list());
+    THIMBLE_TRY(
+        append_part(heap, *parts, blocks ? "thoughts" : "thinking", blocks ? "text" : "thinking", thoughts));
+    THIMBLE_TRY(append_part(heap, *parts, blocks ? "response" : "text", "text", text_of(message, "content")));
+    *content = parts;
+    if (!blocks) continue;
+    THIMBLE_LET(all, heap.dict());
+    THIMBLE_TRY(heap.set(*all, std::make_shared<const std::string>("blocks"), parts));
+    *content = all;
   }
   return {};
 }

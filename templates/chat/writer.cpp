@@ -128,6 +128,7 @@ class Run {
   Result<std::string> continuation() const;
   bool drops_system() const;
   bool needs_none() const;
+  ThoughtPlace thought_place() const;
   bool gives_calls() const { return c_.messages_json.find("\"tool_call") != std::string_view::npos; }
   // The text of the first `count` messages (0: of all). The last answer that is in the context is replaced by
   // `mark`.
@@ -142,6 +143,7 @@ class Run {
   const Tokenizer& tokenizer_;
   bool fold_system_ = false, drop_empty_content_ = false, shorten_ids_ = false, join_thoughts_ = false,
        write_arguments_ = false;
+  ThoughtPlace thoughts_ = ThoughtPlace::kFields;
 };
 
 // Whether the template refuses or omits system messages, found out with a small conversation.
@@ -175,12 +177,34 @@ bool Run::needs_none() const {
   return false;
 }
 
+// Where the template reads thoughts, found out with a small conversation; in fields if it drops them.
+ThoughtPlace Run::thought_place() const {
+  constexpr std::string_view kMark = "the thought";
+  Conversation c;
+  c.messages_json =
+      R"([{"role": "user", "content": "?"}, {"role": "assistant", "content": "the answer",
+        "reasoning_content": "the thought", "reasoning": "the thought", "thinking": "the thought"}])";
+  c.now = c_.now;
+  for (const ThoughtPlace place : {ThoughtPlace::kFields, ThoughtPlace::kChunks, ThoughtPlace::kBlocks}) {
+    Run run(chat_, c, tokenizer_);
+    run.thoughts_ = place;
+    const auto text = run.once();
+    const size_t at = text.ok() ? text->find(kMark) : std::string::npos;
+    // A template that knows no parts writes the list itself, with quotes around its texts.
+    const bool quoted =
+        at != std::string::npos && at > 0 && ((*text)[at - 1] == '\'' || (*text)[at - 1] == '"');
+    if (at != std::string::npos && !quoted) return place;
+  }
+  return ThoughtPlace::kFields;
+}
+
 Result<std::string> Run::write() {
   const bool system = c_.messages_json.find("\"system\"") != std::string_view::npos ||
                       std::any_of(c_.messages.begin(), c_.messages.end(),
                                   [](const ChatMessage& m) { return m.role == "system"; });
   fold_system_ = system && drops_system();
   drop_empty_content_ = gives_calls() && needs_none();
+  if (c_.messages_json.find("\"thinking\"") != std::string_view::npos) thoughts_ = thought_place();
   return adapted();
 }
 
@@ -225,6 +249,7 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   if (shorten_ids_) THIMBLE_TRY(thimble::shorten_ids(heap, *messages));
   if (join_thoughts_) THIMBLE_TRY(thimble::join_thoughts(heap, *messages));
   if (write_arguments_) THIMBLE_TRY(thimble::write_arguments(heap, *messages));
+  THIMBLE_TRY(thimble::place_thoughts(heap, *messages, thoughts_));
   const Value bos = jinja::make_text(token_text(tokenizer_, tokenizer_.bos()));
   const Value eos = jinja::make_text(token_text(tokenizer_, tokenizer_.eos()));
   THIMBLE_TRY(heap.set(*variables, name_of("messages"), messages));

@@ -326,6 +326,54 @@ TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
   }
 }
 
+// Most templates read thoughts in a field of the message, and some in its content.
+TEST(ChatWriter, PutsThoughtsWherePublishedTemplatesReadThem) {
+  const std::string folder = shared_file("data/templates");
+  THIMBLE_NEEDS(folder);
+  const Marks marks(true);
+  const std::string thoughts =
+      R"("reasoning_content": "I think.", "reasoning": "I think.", "thinking": "I think.")";
+  const std::string json =
+      R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", )" + thoughts +
+      R"(, "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": "look", "arguments": {}}}]},
+      {"role": "tool", "tool_call_id": "123456789", "content": "3"}, {"role": "assistant", "content": "It is 3."}])";
+  const std::pair<const char*, const char*> kWritten[] = {
+      {"Apertus-8B-Instruct",
+       "<|user_end|><|assistant_start|><|inner_prefix|>I think.<|tools_prefix|>[{\"look\": "
+       "{}}]<|tools_suffix|>[3]"
+       "<|inner_suffix|>It is 3."},
+      {"mistralai-Ministral-3-14B-Reasoning-2512",
+       "[/INST][THINK]I think.[/THINK][TOOL_CALLS]look[ARGS]{}</s>[TOOL_RESULTS]3[/TOOL_RESULTS]It is "
+       "3.</s>"}};
+  for (const auto& [name, end] : kWritten) {
+    const auto writer = published(folder + "/" + name + ".jinja");
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    Conversation c;
+    c.messages_json = json;
+    const std::string all = written(*writer, c, marks.tokenizer);
+    EXPECT_TRUE(all.ends_with(end)) << all;
+    // The text after an answer does not depend on its thoughts.
+    const std::string question = json.substr(0, json.size() - 1) + R"(, {"role": "user", "content": "So?"}])";
+    c.messages_json = question;
+    c.held = 4;
+    EXPECT_NE(written(*writer, c, marks.tokenizer).find("So?"), std::string::npos);
+  }
+  // Templates that drop thoughts do not write the parts as values.
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jinja") continue;
+    const auto writer = published(entry.path());
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    Conversation c;
+    const std::string answer =
+        R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", )" + thoughts + "}]";
+    c.messages_json = answer;
+    c.variables_json = R"({"functions": "", "datetime": "now", "tools": []})";
+    const std::string text = written(*writer, c, marks.tokenizer);
+    for (const char* quoted : {"'I think.'", "\"I think.\""})
+      EXPECT_EQ(text.find(quoted), std::string::npos) << entry.path() << text;
+  }
+}
+
 TEST(ChatWriter, RefusesToContinueIfNothingCanFollow) {
   const Marks marks(false);
   Conversation c;
