@@ -121,9 +121,15 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(memory);
 
   app.add_option_function<std::string>(
-         "--kv", [&o](const std::string& text) { read_kv(text, o); },
+         "--kv",
+         [&s](const std::string& text) {
+           read_kv(text, s.session);
+           s.kv_given = true;
+         },
          "Format of keys and values in the pool: f16, q8_0 (about half the bytes) or q4_0 (about a quarter); "
-         "KEYS:VALUES for two formats, as in q8_0:q4_0 (default: f16)")
+         "KEYS:VALUES for two formats, as in q8_0:q4_0 (default: f16; with --retention auto and a budget "
+         "that "
+         "has no room for the whole text in f16, q8_0)")
       ->type_name("FORMAT[:FORMAT]")
       ->group(memory);
 
@@ -445,6 +451,7 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   o.device = s.device.c_str();
   o.retention = retention.policy;
   o.heads = retention.heads.get();
+  if (retention.kv_format != THIMBLE_KV_F16) o.key_format = o.value_format = retention.kv_format;
   o.seed = static_cast<uint32_t>(s.seed);
   constexpr uint64_t kOpenEnd = 256;  // tokens assumed for an answer without a limit
   // Even for -n 0, max_new must be at least 1, because 0 means the default.
@@ -469,17 +476,17 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
 
 namespace {
 
-// Whether the user asked for a pool or a budget that may not hold the whole text.
-bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens) {
+// Whether the user asked for a pool or a budget that may not hold the whole text with entries of this format.
+bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens, int32_t kv_format) {
   if (!s.session.pool && !s.session.budget_bytes) return false;
   if (tokens == 0) return true;
   if (s.session.pool) return s.session.pool < tokens;
-  thimble_session_options whole = session_options(s, model, {THIMBLE_RETENTION_NONE, {}}, tokens);
+  thimble_session_options whole = session_options(s, model, {THIMBLE_RETENTION_NONE, {}, kv_format}, tokens);
   whole.pool = static_cast<uint32_t>(std::min<uint64_t>(tokens, INT32_MAX));
   try {
     plan(model, whole);
   } catch (const Failure& failure) {
-    return failure.status == THIMBLE_BUDGET;
+    return failure.status == THIMBLE_BUDGET || kv_format != THIMBLE_KV_F16;  // which the model may lack
   }
   return false;
 }
@@ -522,15 +529,10 @@ bool can_score(int32_t heads, int32_t retention) {
          (controller ? THIMBLE_TRAIT_CONTROLLER : THIMBLE_TRAIT_RETAINER);
 }
 
-Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
-  if (!s.heads.empty()) {
-    Heads heads = open_heads(model, s.heads);
-    const int32_t asked = s.session.retention;
-    return {asked == THIMBLE_RETENTION_DEFAULT ? thimble_heads_retention(heads.get()) : asked,
-            std::move(heads)};
-  }
-  if (s.session.retention != THIMBLE_RETENTION_DEFAULT) return {s.session.retention, {}};
-  if (!may_not_fit(s, model, tokens)) return {THIMBLE_RETENTION_NONE, {}};
+namespace {
+
+// Retention by the heads next to the model, or without such heads by KeyDiff.
+Retention evicting(const Settings& s, const Model& model) {
   std::string chosen;
   Retention retention{THIMBLE_RETENTION_LOCRET, heads_beside(s.model, model, chosen)};
   if (retention.heads) {
@@ -545,6 +547,48 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
       stderr,
       "thimble: retention by %s, as the text may be longer than the pool; --retention chooses another\n",
       chosen.c_str());
+  return retention;
+}
+
+bool chooses_format(const Settings& s) {
+  return s.session.retention == THIMBLE_RETENTION_DEFAULT && s.session.budget_bytes && !s.session.pool &&
+         !s.kv_given;
+}
+
+// Changes the format to q8_0 if the budget has no room for the whole text in f16, and the model and the
+// device can store it.
+void choose_format(const Settings& s, const Model& model, uint64_t tokens, Retention& retention) {
+  const auto pool_with = [&](int32_t kv_format) -> uint64_t {
+    retention.kv_format = kv_format;
+    try {
+      return plan(model, session_options(s, model, retention, tokens)).pool;
+    } catch (const Failure&) {
+      return 0;
+    }
+  };
+  const uint64_t limit = s.session.context ? s.session.context : model_info(model).context_length,
+                 in_f16 = pool_with(THIMBLE_KV_F16);
+  if (in_f16 < (tokens ? tokens : limit) && pool_with(THIMBLE_KV_Q8_0) > in_f16)
+    std::fprintf(stderr,
+                 "thimble: keys and values as q8_0, so that the budget holds more of them; --kv chooses "
+                 "another format\n");
+  else
+    retention.kv_format = THIMBLE_KV_F16;
+}
+
+}  // namespace
+
+Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
+  const bool chooses = s.session.retention == THIMBLE_RETENTION_DEFAULT;
+  Retention retention{chooses ? THIMBLE_RETENTION_NONE : s.session.retention, {}};
+  if (!s.heads.empty()) {
+    retention.heads = open_heads(model, s.heads);
+    if (chooses) retention.policy = thimble_heads_retention(retention.heads.get());
+  } else if (chooses && may_not_fit(s, model, tokens, THIMBLE_KV_F16) &&
+             (!chooses_format(s) || may_not_fit(s, model, tokens, THIMBLE_KV_Q8_0))) {
+    retention = evicting(s, model);
+  }
+  if (chooses_format(s)) choose_format(s, model, tokens, retention);
   return retention;
 }
 

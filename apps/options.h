@@ -37,6 +37,7 @@ struct Settings {
   // Complete except for heads, device, max_new and the values that depend on the text. Its retention is the
   // one that the user asked for; THIMBLE_RETENTION_DEFAULT stands for "auto".
   thimble_session_options session;
+  bool kv_given = false;  // whether the formats of keys and values in `session` are the user's
   std::shared_ptr<thimble_model> draft_model;  // of --draft; `session` points to it
   thimble_sampler_options sampler;
   int64_t predict = 256;  // -1: until the model ends the answer
@@ -61,17 +62,20 @@ void add_grammar_flags(CLI::App& app, Settings& settings);
 // The grammar that the flags name, or null.
 Grammar make_grammar(const Settings& settings, const Model& model);
 
-// The retention of a session, and the heads that it uses.
+// The retention of a session, the heads that it uses, and the format of keys and values if it chose one.
 struct Retention {
   int32_t policy = THIMBLE_RETENTION_NONE;
   Heads heads;
+  int32_t kv_format = THIMBLE_KV_F16;
 };
 // Whether a retention needs heads. The second function says whether `heads` serve it
 // (thimble_heads_retention).
 bool needs_heads(int32_t retention);
 bool can_score(int32_t heads, int32_t retention);
-// Returns the retention of --retention. For "auto", chooses one and reports it on standard error. `tokens` is
-// the length of the longest prompt, or 0 if it is not known.
+// Returns the retention of --retention. For "auto", chooses one and reports it on standard error. If a budget
+// has no room for the whole text in f16, and neither pool nor formats are the user's, "auto" also chooses
+// q8_0: with twice the entries a model answers more (docs/evaluation.md). `tokens` is the length of the
+// longest prompt, or 0 if it is not known.
 Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);
 // The file in which "auto" looks for a model's heads first: MODEL.heads.gguf next to MODEL.gguf.
 std::string heads_path(const std::string& model_path);

@@ -591,6 +591,39 @@ TEST(Plan, ChoosesARetentionIfTheTextMayNotFit) {
   for (const char* ending : {".gguf", ".locret.gguf", ".heads.gguf"}) std::filesystem::remove(stem + ending);
 }
 
+// With a budget that has no room for the text in f16, "auto" stores keys and values as q8_0.
+TEST(Plan, ChoosesAFormatIfTheTextDoesNotFit) {
+  THIMBLE_NEEDS(kModel);
+  struct Planned {
+    uint64_t entries = 0, total = 0;
+    bool evicts = false, in_q8_0 = false;
+  };
+  const auto planned = [](const std::string& flags) {
+    const Outcome outcome = thimble("plan --json --device cpu --tokens-planned 4000 " + flags + kM);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    const Json json = Json::parse(outcome.out);
+    return Planned{json["capacity"], json["total_bytes"], contains(outcome.error, "retention by keydiff"),
+                   contains(outcome.error, "keys and values as q8_0")};
+  };
+  const Planned small = planned("--mem-budget 24MiB"), halves = planned("--mem-budget 24MiB --kv f16");
+  EXPECT_TRUE(small.evicts && small.in_q8_0);
+  EXPECT_TRUE(halves.evicts && !halves.in_q8_0);
+  EXPECT_GT(2 * small.entries, 3 * halves.entries);
+  EXPECT_LE(small.total, 24u << 20);
+
+  const Planned large = planned("--mem-budget 64MiB");
+  EXPECT_FALSE(large.evicts || large.in_q8_0);
+  const uint64_t in_q8_0 = planned("--retention none --kv q8_0").total;
+  const Planned dense = planned("--mem-budget " + std::to_string(in_q8_0));
+  EXPECT_TRUE(!dense.evicts && dense.in_q8_0);
+  EXPECT_GE(dense.entries, 4000u);
+  EXPECT_TRUE(planned("--mem-budget " + std::to_string(in_q8_0 - 1)).evicts);
+
+  for (const char* flags : {"--pool 512", "--retention keydiff", "--retention none --pool 512", "--kv q4_0"})
+    EXPECT_FALSE(planned(std::string("--mem-budget 24MiB ") + flags).in_q8_0) << flags;
+  EXPECT_TRUE(planned("--mem-budget 24MiB --heads " + kHeads).in_q8_0);
+}
+
 TEST(Plan, SaysWhenSelectionSavesNothing) {
   THIMBLE_NEEDS(kModel);
   const std::string small = thimble("plan --retention window --pool 512 --selection tokenselect" + kM).out;
