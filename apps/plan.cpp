@@ -31,6 +31,18 @@ void print_unequal(std::vector<uint32_t> keeps) {
               format_count(keeps.back()).c_str());
 }
 
+// What drafts add to the total of a session with the same pool.
+uint64_t bytes_of_drafts(const Model& model, thimble_session_options options, const thimble_memory& memory) {
+  options.pool = memory.pool;
+  options.chunk = memory.chunk;
+  options.budget_bytes = 0;
+  const uint64_t total = plan(model, options).total;
+  options.draft = THIMBLE_DRAFT_NONE;
+  options.draft_model = nullptr;
+  options.draft_tokens = 0;
+  return total - plan(model, options).total;
+}
+
 int plan_command(const Settings& s, uint64_t tokens) {
   const Model model = open_model(s.model);
   const Retention retention = choose_retention(s, model, tokens);
@@ -48,6 +60,8 @@ int plan_command(const Settings& s, uint64_t tokens) {
   if (options.budget_bytes) call(thimble_session_largest_pool, model.get(), &options, &largest_pool);
 
   const std::vector<uint32_t> keeps = plan_heads(model, options);
+  const bool drafts = options.draft != THIMBLE_DRAFT_NONE;
+  const uint64_t draft_bytes = drafts ? bytes_of_drafts(model, options, memory) : 0;
 
   if (s.json) {
     Json out = {{"memory", memory_json(memory)},
@@ -67,6 +81,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
                   {"bytes_per_token", memory.dense_bytes_per_token}}},
                 {"selection_pays", selects ? Json(memory.selection_pays != 0) : Json()}};
     if (options.budget_bytes) out["largest_pool"] = largest_pool;
+    if (drafts) out["drafts_bytes"] = draft_bytes;
     print_json(out);
     return 0;
   }
@@ -77,6 +92,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
   if (options.budget_bytes)
     std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
   print_unequal(keeps);
+  if (drafts) std::printf("drafts    take %s of the total\n", format_size(draft_bytes).c_str());
   if (memory.finer_layers)
     std::printf(
         "formats   %s of %s layers store keys or values more finely than --kv says (docs/design.md)\n",

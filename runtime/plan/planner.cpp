@@ -227,14 +227,16 @@ Status over_budget(const MemoryPlan& plan, uint32_t fits) {
   const std::string advice =
       fits ? "a pool of " + std::to_string(fits) + " would fit"
            : "no pool fits; a smaller chunk than " + std::to_string(o.chunk) + " needs less workspace";
+  const std::string drafts =
+      plan.draft ? ", drafts " + size_text(plan.draft) + ", of which weights " + size_text(plan.draft_weights)
+                 : "";
   return error(Code::kBudget,
                "the budget of %s lacks %s: a pool of %u needs %s (weights %s, pool %s, view %s, workspace "
-               "%s, io %s, "
-               "device %s); %s",
+               "%s, io %s, device %s%s); %s",
                size_text(o.budget).c_str(), size_text(missing).c_str(), o.pool, size_text(plan.total).c_str(),
                size_text(plan.weights - plan.shared).c_str(), size_text(plan.pool).c_str(),
                size_text(plan.view).c_str(), size_text(plan.workspace).c_str(), size_text(plan.io).c_str(),
-               size_text(plan.fixed).c_str(), advice.c_str())
+               size_text(plan.fixed).c_str(), drafts.c_str(), advice.c_str())
       .set_bytes_missing(missing);
 }
 

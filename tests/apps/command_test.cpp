@@ -504,6 +504,18 @@ TEST(Plan, CountsDraftsAsRunDoes) {
     EXPECT_GT(planned.at("total"), none.at("total")) << draft;
     EXPECT_EQ(planned.at("draft") > 0, draft != "lookup") << draft;
     EXPECT_EQ(planned.at("total"), run.at("held").at("total")) << draft;
+    const Json plan = Json::parse(thimble("plan --draft " + draft + flags).out);
+    const uint64_t bytes = planned.at("total").get<uint64_t>() - none.at("total").get<uint64_t>();
+    EXPECT_EQ(plan.at("drafts_bytes"), bytes) << draft;
+    // With a budget, whatever the pool is.
+    const Json limited = Json::parse(thimble("plan --json --mem-budget 64MiB -n 4 --retention window -m " +
+                                             model.path() + " --draft " + draft)
+                                         .out);
+    EXPECT_NE(limited.at("pool"), 500);
+    EXPECT_GT(limited.at("drafts_bytes"), 0) << draft;
+    const std::string shown =
+        thimble("plan --pool 500 -n 4 --retention none -m " + model.path() + " --draft " + draft).out;
+    EXPECT_NE(shown.find("\ndrafts    take "), shown.npos) << shown;
   }
 }
 

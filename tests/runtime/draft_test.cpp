@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/size_text.h"
 #include "runtime/draft/lookup.h"
 #include "runtime/draft/pace.h"
 #include "tests/support/drafting.h"
@@ -417,6 +418,26 @@ TEST(DraftModels, AreInsideTheBudget) {
   EXPECT_GT(session->plan().draft, 0u);
   EXPECT_LE(session->plan().total, o.budget);
   EXPECT_LE(device->peak_bytes, session->plan().total);
+}
+
+// The message of a budget that is too small lists what drafts take, as it lists the other parts.
+TEST(DraftModels, AreInTheMessageOfASmallBudget) {
+  const SeededModel m = seeded_model();
+  const SessionOptions o = retaining(m, Retention::kWindow), drafting = with_draft_model(o, m.model);
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  device->discrete = true;  // weights are copied
+  const auto refused = [&](const SessionOptions& options) {
+    SessionOptions small = options;
+    small.budget = 1000;
+    return make_plan(*m.model, *device, small).status().message();
+  };
+  EXPECT_EQ(refused(o).find("drafts"), std::string::npos) << refused(o);
+  const MemoryPlan plan = must(make_plan(*m.model, *device, drafting));
+  ASSERT_GT(plan.draft_weights, 0u);
+  EXPECT_NE(refused(drafting).find(", drafts " + size_text(plan.draft) + ", of which weights " +
+                                   size_text(plan.draft_weights) + ");"),
+            std::string::npos)
+      << refused(drafting);
 }
 
 TEST(DraftModels, NeedTheSameVocabularyAndNoStates) {
