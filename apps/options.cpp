@@ -557,11 +557,14 @@ bool chooses_format(const Settings& s) {
 
 // Changes the format to q8_0 if the budget has no room for the whole text in f16, and the model and the
 // device can store it.
-void choose_format(const Settings& s, const Model& model, uint64_t tokens, Retention& retention) {
+void choose_format(const Settings& s, const Model& model, uint64_t tokens, uint32_t clones,
+                   Retention& retention) {
   const auto pool_with = [&](int32_t kv_format) -> uint64_t {
     retention.kv_format = kv_format;
     try {
-      return plan(model, session_options(s, model, retention, tokens)).pool;
+      thimble_session_options o = session_options(s, model, retention, tokens);
+      leave_room_for_clones(model, o, clones);
+      return plan(model, o).pool;
     } catch (const Failure&) {
       return 0;
     }
@@ -578,7 +581,7 @@ void choose_format(const Settings& s, const Model& model, uint64_t tokens, Reten
 
 }  // namespace
 
-Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
+Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens, uint32_t clones) {
   const bool chooses = s.session.retention == THIMBLE_RETENTION_DEFAULT;
   Retention retention{chooses ? THIMBLE_RETENTION_NONE : s.session.retention, {}};
   if (!s.heads.empty()) {
@@ -588,7 +591,7 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
              (!chooses_format(s) || may_not_fit(s, model, tokens, THIMBLE_KV_Q8_0))) {
     retention = evicting(s, model);
   }
-  if (chooses_format(s)) choose_format(s, model, tokens, retention);
+  if (chooses_format(s)) choose_format(s, model, tokens, clones, retention);
   return retention;
 }
 

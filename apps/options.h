@@ -75,8 +75,9 @@ bool can_score(int32_t heads, int32_t retention);
 // Returns the retention of --retention. For "auto", chooses one and reports it on standard error. If a budget
 // has no room for the whole text in f16, and neither pool nor formats are the user's, "auto" also chooses
 // q8_0: with twice the entries a model answers more (docs/evaluation.md). `tokens` is the length of the
-// longest prompt, or 0 if it is not known.
-Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);
+// longest prompt, or 0 if it is not known. The budget is also that of so many clones.
+Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens,
+                           uint32_t clones = 0);
 // The file in which "auto" looks for a model's heads first: MODEL.heads.gguf next to MODEL.gguf.
 std::string heads_path(const std::string& model_path);
 // The session options for these settings. They point to strings of `settings`.

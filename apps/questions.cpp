@@ -80,7 +80,7 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
   // A saved session is continued with other questions, so its options do not depend on them.
   const bool saves = !session_path.empty();
   const uint64_t known = saves ? 0 : longest;
-  const Retention retention = choose_retention(s, model, known);
+  const Retention retention = choose_retention(s, model, known, saves ? 0 : 1);
   thimble_session_options options = session_options(s, model, retention, known);
   if (saves) options.max_new = 0;
   progress.attach(options);

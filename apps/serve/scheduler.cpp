@@ -298,10 +298,20 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const ServeFl
 
 // ---- policies ----
 
+namespace {
+
+// Slots that are given a pool keep the format that they are given, too.
+Settings settings_for(Settings s, const std::vector<SlotKind>& slots) {
+  for (const SlotKind& kind : slots) s.kv_given |= kind.pool != 0;
+  return s;
+}
+
+}  // namespace
+
 // Throws before anything is allocated if the slots exceed the budget. Sessions of different sizes are no
 // clones of each other, so each kind gets a part of the budget.
 Scheduler::Policies::Policies(const Settings& s, const Model& model, const std::vector<SlotKind>& slots)
-    : settings(s), retention(choose_retention(settings, model, 0)) {
+    : settings(settings_for(s, slots)), retention(choose_retention(settings, model, 0, slots[0].count - 1)) {
   const uint64_t budget = settings.session.budget_bytes;
   uint64_t needed = 0;
   uint32_t count = 0;

@@ -709,6 +709,12 @@ class Sizes(unittest.TestCase):
         state = server.state()
         return state["slots"][state["last"]]["pool"]
 
+    def test_slots_without_room_in_f16_store_q8_0(self):
+        for slots, expected in (("1", False), ("2", True), ("1x8000,1x500", False)):
+            server = Server("--device", "cpu", "--mem-budget", "112MiB", "--slots", slots)
+            self.assertEqual("keys and values as q8_0" in "".join(server.first_lines), expected, slots)
+            self.assertEqual(server.stop()[0], 0)
+
     def test_a_request_goes_to_the_smallest_slot_that_holds_it(self):
         server = Server(*self.FLAGS, "--slots", "1x4096,2x512", "--mem-budget", "96MiB")
         self.assertEqual([slot["pool"] for slot in server.state()["slots"]], [512, 512, 4096])
