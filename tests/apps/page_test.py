@@ -415,6 +415,37 @@ class OnlyThinker(Chain):
         self.assertEqual(self.read().count("<|user|>What is 1 + 2?"), 2)
 
 
+class Errors(Chain):
+    model_of = (serve_tools.TEMPLATE, serve_tools.SPECIAL, [["<|assistant|>", "It is 3.", "<|end|>"]])
+
+    def test_an_error_is_seen_however_long_the_conversation_is(self):
+        for number in range(1, 13):
+            self.ask("What is 1 + 2?", number)
+        self.browser.execute_script("find('offer').open = true")
+        self.find("#tools").send_keys("[{]")
+        for width, height in ((1280, 600), (400, 800)):
+            self.browser.set_window_size(width, height)
+            for place in ("0", "e.scrollHeight"):
+                self.find("#question").send_keys("So?", Keys.ENTER)
+                self.wait(lambda: self.find("#problem").text.startswith("The tools must be"))
+                scroll = f"for (const e of [find('chat'), document.documentElement]) e.scrollTo(0, {place})"
+                self.browser.execute_script(scroll)
+                # What a person sees in the middle of the line is the line.
+                seen = self.browser.execute_script("""
+                    const box = find("problem").getBoundingClientRect();
+                    return document.elementFromPoint(box.x + 20, box.y + box.height / 2)?.id ?? null;""")
+                self.assertEqual(seen, "problem", (width, place))
+                self.find("#question").clear()
+            if width > 1000:  # only the two columns can be scrolled
+                extra = self.browser.execute_script("const e = document.documentElement; return e.scrollHeight - e.clientHeight")
+                self.assertEqual(extra, 0)
+        # Without an error the line takes no room.
+        self.find("#tools").clear()
+        height = "return find('problem').getBoundingClientRect().height"
+        self.ask("So?", 13)
+        self.assertEqual(self.browser.execute_script(height), 0)
+
+
 class Caller(Chain):
     # 2 calls with a long integer and an empty list, and then an answer.
     CALLS = ('<tool_call>{"name": "add", "arguments": {"a": 12345678901234567890, "b": []}}</tool_call>'
