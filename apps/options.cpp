@@ -81,6 +81,8 @@ Settings::Settings() {
   thimble_sampler_options_init(&sampler, sizeof sampler);
 }
 
+const char* kv_format_name(int32_t format) { return kKvFormats[format].name; }
+
 void add_model_flag(CLI::App& app, Settings& s) {
   app.add_option("-m,--model", s.model, "The model, a GGUF file")->required()->type_name("FILE");
 }
@@ -128,8 +130,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
          },
          "Format of keys and values in the pool: f16, q8_0 (about half the bytes) or q4_0 (about a quarter); "
          "KEYS:VALUES for two formats, as in q8_0:q4_0 (default: f16; with --retention auto and a budget "
-         "that "
-         "has no room for the whole text in f16, q8_0)")
+         "that has no room for the whole text in f16, but neither --pool nor a store, q8_0)")
       ->type_name("FORMAT[:FORMAT]")
       ->group(memory);
 
@@ -550,9 +551,11 @@ Retention evicting(const Settings& s, const Model& model) {
   return retention;
 }
 
+// A store gets what it stores from the pool, and is to be exact unless the user says otherwise.
 bool chooses_format(const Settings& s) {
-  return s.session.retention == THIMBLE_RETENTION_DEFAULT && s.session.budget_bytes && !s.session.pool &&
-         !s.kv_given;
+  const thimble_session_options& o = s.session;
+  return o.retention == THIMBLE_RETENTION_DEFAULT && o.budget_bytes && !o.pool && !s.kv_given &&
+         !o.recall_mem_bytes && !o.recall_disk_bytes;
 }
 
 // Changes the format to q8_0 if the budget has no room for the whole text in f16, and the model and the

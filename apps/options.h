@@ -46,6 +46,8 @@ struct Settings {
   std::string json_schema, grammar;  // files
 };
 
+// The word of --kv for one of THIMBLE_KV_*.
+const char* kv_format_name(int32_t format);
 void add_model_flag(CLI::App& app, Settings& settings);
 void add_json_flag(CLI::App& app, Settings& settings);
 // Flags for memory, retention and selection, which /policy of `chat` can also change.

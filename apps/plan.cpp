@@ -72,6 +72,8 @@ int plan_command(const Settings& s, uint64_t tokens) {
                 {"keeps", by_layer(keeps, kv_heads(model))},
                 {"chunk", memory.chunk},
                 {"state_slots", memory.state_slots},
+                {"key_format", kv_format_name(options.key_format)},
+                {"value_format", kv_format_name(options.value_format)},
                 {"finer_layers", memory.finer_layers},
                 {"largest_position", bounded ? Json(memory.largest_position) : Json()},
                 {"trained_positions", info.context_length},
@@ -93,10 +95,13 @@ int plan_command(const Settings& s, uint64_t tokens) {
     std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
   print_unequal(keeps);
   if (drafts) std::printf("drafts    take %s of the total\n", format_size(draft_bytes).c_str());
+  if (options.key_format != THIMBLE_KV_F16 || options.value_format != THIMBLE_KV_F16)
+    std::printf("formats   keys as %s, values as %s%s\n", kv_format_name(options.key_format),
+                kv_format_name(options.value_format),
+                s.kv_given ? "" : "; the budget has room for fewer entries as f16");
   if (memory.finer_layers)
-    std::printf(
-        "formats   %s of %s layers store keys or values more finely than --kv says (docs/design.md)\n",
-        format_count(memory.finer_layers).c_str(), format_count(info.layers).c_str());
+    std::printf("formats   %s of %s layers store keys or values more finely than that (docs/design.md)\n",
+                format_count(memory.finer_layers).c_str(), format_count(info.layers).c_str());
   if (memory.recall_bytes)
     std::printf(
         "recall    each generated token reads up to %s of the store, and those of the text's end do\n",

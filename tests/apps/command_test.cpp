@@ -636,6 +636,36 @@ TEST(Plan, ChoosesAFormatIfTheTextDoesNotFit) {
   EXPECT_TRUE(planned("--mem-budget 24MiB --heads " + kHeads).in_q8_0);
 }
 
+TEST(Plan, ShowsTheFormatThatTheBudgetChose) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  THIMBLE_NEEDS(kModel);
+  const auto format = [](const std::string& flags) {
+    const Outcome outcome = thimble("plan --json --device cpu " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << flags << ": " << outcome.error;
+    const Json plan = Json::parse(outcome.out);
+    EXPECT_EQ(plan.at("key_format"), plan.at("value_format")) << flags;
+    return plan.at("key_format").get<std::string>();
+  };
+  EXPECT_EQ(format("--mem-budget 32MiB" + kM), "q8_0");
+  EXPECT_EQ(format("--mem-budget 32MiB -c 8192" + kM), "q8_0");
+  EXPECT_EQ(format("--mem-budget 32MiB -c 2048" + kM), "f16");
+  EXPECT_EQ(format("--mem-budget 32MiB --kv f16" + kM), "f16");
+  EXPECT_EQ(format("--mem-budget 32MiB --recall-mem 64MiB" + kM), "f16");
+  EXPECT_EQ(format("--mem-budget 32MiB --recall-disk 64MiB" + kM), "f16");
+  // Latent attention has f16 only, and blocks do not fit heads of 8 channels.
+  const test::SyntheticFile latent("tiny-deepseek2 f16 FILE --seed 1", "plan_latent");
+  EXPECT_EQ(format("--chunk 64 --mem-budget 8MiB -m " + latent.path()), "f16");
+  const TemporaryFile narrow;
+  tiny_model("llama").set("llama.context_length", 65536u).write(narrow.path());
+  EXPECT_EQ(format("--chunk 64 --mem-budget 4MiB -m " + narrow.path()), "f16");
+
+  const std::string chosen = thimble("plan --mem-budget 32MiB" + kM).out, fewer = "fewer entries as f16";
+  EXPECT_TRUE(contains(chosen, "\nformats   keys as q8_0, values as q8_0; the budget has room for " + fewer))
+      << chosen;
+  const std::string asked = thimble("plan --mem-budget 32MiB --kv q8_0:q4_0" + kM).out;
+  EXPECT_TRUE(contains(asked, "\nformats   keys as q8_0, values as q4_0\n")) << asked;
+}
+
 TEST(Plan, SaysWhenSelectionSavesNothing) {
   THIMBLE_NEEDS(kModel);
   const std::string small = thimble("plan --retention window --pool 512 --selection tokenselect" + kM).out;
@@ -1491,6 +1521,21 @@ TEST(Chat, PolicyMakesANewSessionAndRefusesNonsense) {
   EXPECT_TRUE(contains(quest.error, "--select-init needs --selection tokenselect")) << quest.error;
 }
 
+// The budget chooses q8_0, until the user asks for f16; a change of something else keeps that.
+TEST(Chat, KeepsTheFormatThatTheUserAskedFor) {
+  THIMBLE_NEEDS(kModel);
+  const std::string flags = "chat --mem-budget 24MiB" + kM, note = "thimble: keys and values as q8_0";
+  const auto notes = [&](const std::string& input) {
+    const std::string error = thimble(flags, input).error;
+    int count = 0;
+    for (size_t at = error.find(note); at != error.npos; at = error.find(note, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(notes("/quit\n"), 1);
+  EXPECT_EQ(notes("/policy chunk=128\n/quit\n"), 2);
+  EXPECT_EQ(notes("/policy kv=f16\n/policy chunk=128\n/quit\n"), 1);
+}
+
 TEST(Chat, ReadsAnOpenedTextAsRunReadsIt) {
   THIMBLE_NEEDS(kModel);
   std::string text = kText;
@@ -1546,6 +1591,28 @@ TEST(SavedSession, IsReadOnceForManyRuns) {
   const Json info = Json::parse(thimble("inspect --json " + reading.session.path()).out);
   EXPECT_EQ(info["position"], prompt);
   EXPECT_EQ(info["settings"]["pool"], "256");
+}
+
+// A session's file has the format that the budget chose, and later runs choose it again.
+TEST(SavedSession, RemembersTheFormatThatTheBudgetChose) {
+  THIMBLE_NEEDS(kModel);
+  const Reading reading;
+  const std::string flags = " --json -n 4 --chunk 128 --mem-budget 16MiB" + kM + "-p 'What did it do?' -f " +
+                            reading.text.path() + " --session " + reading.session.path();
+  const Outcome first = thimble("run" + flags);
+  ASSERT_EQ(first.exit_code, 0) << first.error;
+  EXPECT_TRUE(
+      contains(first.error, "thimble: keys and values as q8_0, so that the budget holds more of them"))
+      << first.error;
+  const Json settings = Json::parse(thimble("inspect --json " + reading.session.path()).out)["settings"];
+  EXPECT_EQ(settings["key_format"], "q8_0");
+  EXPECT_EQ(settings["value_format"], "q8_0");
+  const Json again = Json::parse(thimble("run" + flags).out);
+  EXPECT_EQ(again["restored_tokens"], again["prompt_tokens"]);
+  EXPECT_EQ(again["text"], Json::parse(first.out)["text"]);
+  const Outcome halves = thimble("run --kv f16" + flags);
+  EXPECT_EQ(halves.exit_code, 1);
+  EXPECT_TRUE(contains(halves.out, "was saved with")) << halves.out;
 }
 
 TEST(SavedSession, RefusesAnotherTextOtherSettingsAndOtherFiles) {
