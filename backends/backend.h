@@ -139,6 +139,7 @@ struct DeviceInfo {
       true;  // host and device share memory: every buffer is mapped, and files are imported without a copy
   bool pages_files = false;         // the system may drop pages of imported files and read them again
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
+  bool stages_weights = false;      // copies weights from the host's memory next to other ops (stage)
   bool lifts_views = false;         // has the op lift_view, and attention to its view
   uint32_t pool_rows = 1;           // rows of a step that attends to the pool itself (kFromPool)
 };
@@ -614,6 +615,12 @@ struct Copy {
   Out dst;
   CopyParams p;
 };
+// to = from, as many bytes. The copy ends with its segment, and may run at any time after the ops before it:
+// no later op of the segment reads or writes `to`.
+struct Stage {
+  In from;
+  Out to;
+};
 
 // Selecting ops work in units of `page` entries. A head has n = ceil((n_entries + n_rows) / page) units. The
 // ops work only if n > n_init + select_k + n_local, on the middle [n_init, n - n_local). Otherwise top_k
@@ -666,7 +673,8 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(ScatterAdd, scatter_add, kOnAll)       \
   OP(ArgMax, arg_max, kOnAll)               \
   OP(LogProb, log_prob, kOnAll)             \
-  OP(Copy, copy, kOnAll)
+  OP(Copy, copy, kOnAll)                    \
+  OP(Stage, stage, kOnCpu | kOnCuda)
 
 // Each row expands to a comma and its type, so one dummy type precedes the first comma.
 template <typename, typename... Types>

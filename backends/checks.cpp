@@ -642,6 +642,11 @@ class Checker {
     copied("dst", o.dst, p.dst_stride, p, p.to_ring_row, bounds_.ring_rows[p.rows]);
   }
 
+  void operator()(const Stage& o) {
+    need("from", o.from, o.to.bytes);
+    need("to", o.to, o.from.bytes);
+  }
+
  private:
   static constexpr uint64_t kWord = 4;  // bytes of a float, an int32 or a uint
 

@@ -21,16 +21,17 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // ---- the step ----
 
 // The programs for chunks have a segment for each layer, so that an interrupt takes effect soon. The step of
-// one token is too short to need that, unless some layers, or their stores, have to be read from a file. A
-// second reading needs no logits. If a draft block follows, it reads all rows as they are normed for the
-// output.
+// one token is too short to need that, unless some layers, or their stores, have to be read from a file, or
+// layers pass through a window. A second reading needs no logits. If a draft block follows, it reads all rows
+// as they are normed for the output.
 void Decoder::record_step(Recorder& r, Step step, uint32_t rows) const {
   const auto cut = [&] {
     if (step == Step::kChunk || step == Step::kAgain || step == Step::kDraft || !weights_.pager.empty() ||
-        at_.recall.window)
+        at_.recall.window || !weights_.window.empty())
       r.segment();
   };
   r.segment();
+  stage(r, kHead);
   if (step == Step::kRebuild) policies_.host()->record_rows(r);
   embed(r);
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
@@ -38,6 +39,7 @@ void Decoder::record_step(Recorder& r, Step step, uint32_t rows) const {
   if (at_.first_x) copy_stream(r, at_.first_x);
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
+    stage(r, kHead + 1 + layer);
     LayerStep l = layer_step(r, layer, step);
     l.lifts = step == Step::kChunk && at_.lifted_k && rows >= dimensions_.lifting_rows;
     layer_block(l, step);
@@ -46,6 +48,12 @@ void Decoder::record_step(Recorder& r, Step step, uint32_t rows) const {
   if (options_.draft == Draft::kMtp) norm(r, at_.x, model_.output_norm, at_.x);
   cut();
   tail_block(r);
+}
+
+// Copies what comes next to the window. The copies run next to the segment's other ops.
+void Decoder::stage(Recorder& r, uint32_t segment) const {
+  for (const Tensor& t : weights_.window.copied_in(segment))
+    r.record(Stage{.from = weights_.stored(t), .to = weights_.window.of(t)});
 }
 
 void Decoder::embed(Recorder& r) const {

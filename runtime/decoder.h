@@ -55,6 +55,7 @@ class Decoder {
  private:
   enum class Step { kChunk, kAgain, kDecode, kDraft, kRebuild };
   void record_step(Recorder&, Step, uint32_t rows = 1) const;
+  void stage(Recorder&, uint32_t segment) const;
   void embed(Recorder&) const;
   void join(Recorder&, const JoinedInput&) const;
   void layer_block(const LayerStep&, Step) const;

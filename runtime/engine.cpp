@@ -127,7 +127,8 @@ Status Engine::record_programs() {
   const DeviceInfo device = device_->info();
   Arena pool(device.alignment, pool_.get()), workspace(device.alignment, workspace_.get()),
       io(device.alignment, io_.get());
-  layout_ = lay_out(setting_, policies_, device, plan_.backend_scratch, pool, workspace, io);
+  weights_.window = WeightWindow(*model_, device, plan_.host_groups);
+  layout_ = lay_out(setting_, policies_, device, plan_.backend_scratch, weights_.window, pool, workspace, io);
   const uint32_t context = plan_.options.context;
   THIMBLE_TRY(write_rope_tables(*device_, setting_, layout_, context ? context : UINT32_MAX));
   THIMBLE_LET(stream,

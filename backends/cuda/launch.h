@@ -36,6 +36,9 @@ T* data(const View& v) {
 // the next op.
 struct Launch {
   cudaStream_t stream = nullptr;
+  // Of copies that run next to kernels (stage), and what the two streams wait for each other with.
+  cudaStream_t copies = nullptr;
+  cudaEvent_t crossing = nullptr;
   const StepParams* step = nullptr;  // device memory; kernels read it, the host cannot
   const HeadState* heads = nullptr;  // the same: the table of all layers
   uint32_t max_rows = 0;             // grids are made for as many rows; StepParams says how many there are

@@ -7,6 +7,7 @@
 
 #include "runtime/kv/pool.h"
 #include "runtime/memory/layer_pager.h"
+#include "runtime/memory/weight_window.h"
 #include "runtime/model/model.h"
 
 namespace thimble {
@@ -14,7 +15,14 @@ namespace thimble {
 // The weights that a session's steps multiply by.
 struct Weights {
   std::vector<std::shared_ptr<const PlacedTensors>> placed;
+  WeightWindow window;
+  // Where a step reads a tensor: in the window, if it passes through there.
   Weight of(const Tensor& t) const {
+    Weight w = stored(t);
+    if (const View staged = window.of(t)) static_cast<View&>(w) = staged;
+    return w;
+  }
+  Weight stored(const Tensor& t) const {
     for (const auto& some : placed)
       if (const Weight w = some->weight(t)) return w;
     return {};

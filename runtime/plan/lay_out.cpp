@@ -186,7 +186,7 @@ RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
 }
 
 Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& device, uint64_t scratch,
-               Arena& pool, Arena& workspace, Arena& io) {
+               WeightWindow& window, Arena& pool, Arena& workspace, Arena& io) {
   const Model& model = setting.model;
   const SessionOptions& o = setting.options;
   const Dimensions& d = setting.dimensions;
@@ -220,6 +220,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   if (!model.window_rope.inverse_frequency.empty())
     l.window_rope = workspace.place(rope_words(model.window_rope) * f32);
   l.scratch = workspace.place(scratch);
+  window.place(workspace);
   l.x = workspace.place(rows * s.d_model * f32);
   l.norm = workspace.place(rows * s.d_model * f32);
   if (model.joined) {

@@ -11,8 +11,8 @@ namespace thimble {
 
 // Places all arrays of a session in three arenas, including those of the policies. `scratch`: bytes that the
 // backend needs for itself.
-Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, Arena& pool, Arena& workspace,
-               Arena& io);
+Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, WeightWindow&, Arena& pool,
+               Arena& workspace, Arena& io);
 // The shape of the store of evicted entries that the options ask for, with as many pages as its memory has.
 RecallStore::Shape recall_shape(const Model&, const SessionOptions&);
 // Fills the RoPE tables. `context` decides which factors longrope uses.

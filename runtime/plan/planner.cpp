@@ -151,7 +151,9 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
   plan.finer_layers = finer_layers(model, o);
   plan.backend_scratch = needs.workspace;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
-  const Layout layout = lay_out(setting, policies, device, needs.workspace, pool, workspace, io);
+  WeightWindow window(model, device, host_groups);
+  const Layout layout = lay_out(setting, policies, device, needs.workspace, window, pool, workspace, io);
+  plan.window_copies = window.copies();
   if (o.recall) {
     const RecallStore::Shape shape = recall_shape(model, o);
     if (!shape.pages) return too_small_store(shape, o);
@@ -273,6 +275,7 @@ static uint64_t store_bytes(const Model& model, const MemoryPlan& plan) {
 }
 
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
+  constexpr uint64_t kStepPrograms = 7;  // that run layers, at most: Programs in decoder.h
   const SessionOptions& o = plan.options;
   const Dimensions& d = plan.dimensions;
   // Ops of a layer in all recorded programs, measured on the CPU: 72 to 101, 6 more for every further pass
@@ -288,7 +291,8 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
          store_bytes(model, plan) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + 2 * sizeof(uint32_t)) +
          plan.dimensions.divisions.size() * plan.dimensions.runs.size() * sizeof(HeadRun) +
-         (uint64_t(model.shape.layers) + 1) * ops_of_layer * sizeof(Op);
+         ((uint64_t(model.shape.layers) + 1) * ops_of_layer + kStepPrograms * plan.window_copies) *
+             sizeof(Op);
 }
 
 namespace {

@@ -31,6 +31,7 @@ struct MemoryPlan {
   uint32_t largest_position = 0;  // largest rotary position; UINT32_MAX: grows with the text
   std::vector<uint32_t> paged_layers;  // which every step reads from the file again
   uint32_t host_groups = 0;            // of weights that a card reads in the host's memory (host_weights.h)
+  uint32_t window_copies = 0;          // of these, how many tensors a step copies to a window on the card
   bool selection_pays = false;  // selection reads fewer bytes than attending to the full pool (methods 6.2)
 };
 

@@ -847,6 +847,10 @@ const Case kCases[] = {
                    o((kRows - 1) * 50 + 32),
                    {.cols = 32, .src_stride = 40, .dst_stride = 50, .from_logit_row = 1, .to_ring_row = 1}};
      }},
+    {"stage", kRows,
+     [](Operands& o) -> Op {
+       return Stage{o(32), o(32)};
+     }},
 };
 
 class Checks : public OpTest {

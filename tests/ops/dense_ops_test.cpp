@@ -1170,5 +1170,30 @@ TEST_P(DenseOps, CopyFollowsTheStepsRows) {
   EXPECT_EQ(get<float>(all), x);
 }
 
+// Copies of several MB run next to the segment's other op, and end with the segment.
+TEST_P(DenseOps, StageCopiesFromTheHostsMemory) {
+  if (!device().supports(Stage{})) GTEST_SKIP() << "this device stages nothing";
+  const uint32_t cols = 1 << 20;
+  Random random;
+  const std::vector<float> x = random.floats(2 * cols);
+  const auto in_host = device().alloc(MemKind::kHostWeights, x.size() * sizeof(float));
+  ASSERT_TRUE(in_host.ok()) << in_host.status().message();
+  std::memcpy((*in_host)->mapped, x.data(), x.size() * sizeof(float));
+  const View from{in_host->get(), 0, x.size() * sizeof(float)}, to = output<float>(x.size()),
+                                                                y = output<float>(x.size());
+  const View in = input(x);
+  const uint64_t half = from.bytes / 2;
+  const CopyParams p{.cols = cols, .src_stride = cols, .dst_stride = cols, .rows = kStepRows};
+  run({.n_rows = 2}, 2, [&](Recorder& r) {
+    r.record(Stage{from.slice(0, half), to.slice(half, half)});
+    r.record(Stage{from.slice(half, half), to.slice(0, half)});
+    r.record(Copy{in, y, p});
+  });
+  std::vector<float> expected(x.begin() + cols, x.end());
+  expected.insert(expected.end(), x.begin(), x.begin() + cols);
+  EXPECT_EQ(get<float>(to), expected);
+  EXPECT_EQ(get<float>(y), x);
+}
+
 }  // namespace
 }  // namespace thimble::test

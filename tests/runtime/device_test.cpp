@@ -355,7 +355,8 @@ TEST_P(OnDevice, RecallsTheSamePagesAsTheCpu) {
   }
 }
 
-// A card reads weights in the host's memory by the same kernels, so it computes the same bits.
+// A card reads weights in the host's memory by the same kernels, or copies them to a window first, so it
+// computes the same bits: in chunks, in steps of a token, and after interrupts.
 TEST_P(OnDevice, ReadsWeightsInTheHostsMemory) {
   if (device()->info().unified) GTEST_SKIP() << "this device reads the mapped file";
   const auto model =
@@ -363,15 +364,32 @@ TEST_P(OnDevice, ReadsWeightsInTheHostsMemory) {
   SessionOptions o{.retention = Retention::kWindow, .pool = 64, .chunk = 32, .stabilizers = 0, .local = 16};
   const MemoryPlan all = must(make_plan(*model, *device(), o));
   const auto text = std::span(demo().book).first(200);
-  const auto answer = [&](bool in_host) {
-    const auto session = open_session(model, o, device());
+  const auto answers = [&](bool in_host) {
+    const auto spy = std::make_shared<SpyDevice>(device());
+    const auto session = open_session(model, o, spy);
     EXPECT_EQ(session->plan().host_groups > 0, in_host);
+    EXPECT_EQ(spy->stages > 0, in_host && device()->info().stages_weights);
     EXPECT_LE(session->allocated(), session->plan().total);
-    return read(*session, text);
+    const MemoryPlan& plan = session->plan();
+    EXPECT_EQ(spy->allocated_bytes, plan.total - plan.fixed - host_bytes(*model, plan));
+    int submits = 0, interrupts = 0;
+    spy->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+      if (in_host && ++submits % 4 == 0) session->interrupt();
+    };
+    std::vector<std::vector<float>> logits;
+    interrupts += insist([&] { return session->feed(text); });
+    interrupts += insist([&] { return session->flush(); });
+    logits.push_back(flush(*session));
+    for (int32_t token = 0; token < 4; ++token) {
+      interrupts += insist([&] { return session->accept(token); });
+      logits.push_back(flush(*session));
+    }
+    EXPECT_EQ(interrupts > 0, in_host);
+    return logits;
   };
-  const std::vector<float> expected = answer(false);
+  const std::vector<std::vector<float>> expected = answers(false);
   o.budget = all.total - all.weights / 2;
-  EXPECT_EQ(answer(true), expected);
+  EXPECT_EQ(answers(true), expected);
 }
 
 TEST_P(OnDevice, MixesScoresAsTheCpuDoes) {

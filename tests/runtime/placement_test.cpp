@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_set>
 
 #include "runtime/memory/host_weights.h"
+#include "runtime/memory/weight_window.h"
 #include "tests/support/data.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
@@ -183,6 +187,76 @@ TEST(Placement, LeavesExpertsInTheHostsMemoryFirst) {
     EXPECT_FALSE(host_weights(*model, static_cast<uint32_t>(i)).contains(experts.down.data));
   }
   EXPECT_EQ(groups.back().front().data, model->output.data);
+}
+
+// A layer's matrices are complete before the layer runs, and stay until it has run.
+TEST(Placement, CopiesALayerToTheWindowBeforeItRuns) {
+  const SeededModel m = seeded_model({.layers = 7});
+  DeviceInfo info = discrete()->info();
+  EXPECT_TRUE(WeightWindow(*m.model, info, 7).empty());
+  info.stages_weights = true;
+  for (const uint32_t few : {0, 1, 2}) EXPECT_TRUE(WeightWindow(*m.model, info, few).empty());
+  for (uint32_t groups = 3; groups <= 8; ++groups) {
+    WeightWindow window(*m.model, info, groups);
+    Buffer buffer;
+    Arena arena(info.alignment, &buffer);
+    window.place(arena);
+    std::map<uint64_t, const std::byte*> holds;  // what was copied last, by its place in the window
+    std::set<const std::byte*> staged;
+    const auto copy = [&](uint32_t segment) {
+      for (const Tensor& t : window.copied_in(segment)) holds[window.of(t).offset] = t.data;
+    };
+    copy(0);
+    for (uint32_t layer = 0; layer < 7; ++layer) {
+      copy(1 + layer);  // may be complete before the layer runs
+      for (const Tensor& t : m.model->layers[layer].tensors()) {
+        if (!window.of(t)) continue;
+        EXPECT_EQ(holds[window.of(t).offset], t.data) << "layer " << layer << " of " << groups;
+        EXPECT_LE(window.of(t).offset + window.of(t).bytes, arena.size());
+        staged.insert(t.data);
+      }
+    }
+    std::unordered_set<const std::byte*> in_host = host_weights(*m.model, std::min(groups, 7u));
+    EXPECT_EQ(staged, std::set(in_host.begin(), in_host.end()));
+  }
+}
+
+// A session of which most layers pass through a window has the memory that was planned, and computes the same
+// bits, in chunks, in steps of a token, and after interrupts.
+TEST(Placement, ReadsLayersThatPassThroughAWindow) {
+  // A layer takes more than the pool, so that no smaller pool would fit next to all weights.
+  const SeededModel m = seeded_model({.layers = 7, .d_model = 128, .d_ff = 512});
+  // With 3 groups in the host's memory, the card would hold as much as with 1, which needs no window.
+  for (const uint32_t groups : {5u, 7u, 8u}) {
+    const auto device = discrete();
+    device->stages_weights = true;
+    SessionOptions o = locret(m);
+    Policies policies(o);
+    o.budget = must(count_plan(*m.model, *device, must(resolve(*m.model, o)), policies, false, groups)).total;
+    const MemoryPlan plan = must(make_plan(*m.model, *device, o));
+    EXPECT_EQ(plan.host_groups, groups);
+    EXPECT_LE(plan.total, o.budget);
+    const auto here = open_session(m.model, locret(m)), there = open_session(m.model, o, device);
+    EXPECT_EQ(device->live_bytes, plan.total - plan.fixed - host_bytes(*m.model, plan));
+    EXPECT_GT(device->stages, 0u);
+
+    const auto tokens = seeded_tokens(200);
+    int submits = 0, interrupts = 0;
+    device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+      if (++submits % 4 == 0) there->interrupt();
+    };
+    must(here->feed(tokens));
+    interrupts += insist([&] { return there->feed(tokens); });
+    interrupts += insist([&] { return there->flush(); });
+    EXPECT_EQ(flush(*here), flush(*there));
+    for (int i = 0; i < 5; ++i) {
+      must(here->accept(i));
+      interrupts += insist([&] { return there->accept(i); });
+      EXPECT_EQ(flush(*here), flush(*there));
+    }
+    EXPECT_GT(interrupts, 10);
+    device->before_submit = {};
+  }
 }
 
 // The weights and the device's own memory count until the last of a session and its clones is freed, in any

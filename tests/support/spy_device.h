@@ -29,6 +29,7 @@ class SpyDevice : public Device {
 
   bool discrete =
       false;  // pretends to have its own memory, in allocations of 4096 bytes, so that weights are copied
+  bool stages_weights = false;           // pretends to copy weights from the host's memory next to other ops
   uint64_t max_allocation = UINT64_MAX;  // pretends that buffers are limited to this size
   uint64_t free_bytes = UINT64_MAX;      // pretends that this much memory is free
   uint32_t pool_rows = UINT32_MAX;       // pretends that no more rows attend to the pool itself
@@ -50,6 +51,7 @@ class SpyDevice : public Device {
   std::vector<Scale> growths;
   std::vector<QueryScore> watches;
   std::vector<ShortConv> convolutions;
+  uint64_t stages = 0;  // copies of weights recorded so far
 
   DeviceInfo info() const override {
     DeviceInfo info = inner_->info();
@@ -58,6 +60,7 @@ class SpyDevice : public Device {
       info.granularity = 4096;
       info.max_allocation = max_allocation;
     }
+    info.stages_weights |= stages_weights;
     info.free_bytes = std::min(info.free_bytes, free_bytes);
     info.pool_rows = std::min(info.pool_rows, pool_rows);
     return info;
@@ -119,6 +122,7 @@ class SpyDevice : public Device {
       if (const auto* watch = std::get_if<QueryScore>(&op); watch && watch->p.kind == kQueryHeads)
         device_.watches.push_back(*watch);
       if (const auto* conv = std::get_if<ShortConv>(&op)) device_.convolutions.push_back(*conv);
+      device_.stages += std::holds_alternative<Stage>(op);
       if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)
         device_.selections.push_back(*list);
       inner_->record(op);

@@ -334,6 +334,7 @@ DeviceInfo info_of(int index, const cudaDeviceProp& properties) {
           .granularity = kAllocation,
           .unified = false,
           .view_element_bytes = 2,
+          .stages_weights = true,
           .lifts_views = true};
 }
 

@@ -115,6 +115,8 @@ class CudaStream : public Stream {
   ~CudaStream() override {
     if (cudaSetDevice(state_->card.index) != cudaSuccess) return;
     const std::lock_guard lock(state_->memory);
+    if (crossing_) cudaEventDestroy(crossing_);
+    if (copies_) cudaStreamDestroy(copies_);
     if (stream_) cudaStreamDestroy(stream_);
     if (step_) cudaFree(step_);
   }
@@ -123,7 +125,10 @@ class CudaStream : public Stream {
     THIMBLE_TRY(state_->use());
     const std::lock_guard lock(state_->memory);
     THIMBLE_LET(before, state_->free_bytes());
-    THIMBLE_TRY(state_->check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    for (cudaStream_t* stream : {&stream_, &copies_})
+      THIMBLE_TRY(state_->check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream"));
+    THIMBLE_TRY(
+        state_->check(cudaEventCreateWithFlags(&crossing_, cudaEventDisableTiming), "making a stream"));
     THIMBLE_TRY(state_->check(cudaMalloc(&step_, values_.size()), "allocating a step"));
     THIMBLE_LET(taken, taken_since(before));
     bytes = values_.size() + taken;
@@ -144,6 +149,8 @@ class CudaStream : public Stream {
     cudaError_t failed = cudaSuccess;
     std::vector<View> rewritten;
     const Launch launch{.stream = stream_,
+                        .copies = copies_,
+                        .crossing = crossing_,
                         .step = reinterpret_cast<const StepParams*>(step_),
                         .heads = reinterpret_cast<const HeadState*>(step_ + kHeadsAt),
                         .max_rows = r.bounds.max_rows,
@@ -202,6 +209,10 @@ class CudaStream : public Stream {
     // forbid.
     THIMBLE_TRY(state_->check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording"));
     for (const Group& group : group_ops(ops, joins_of(launch))) std::visit(launcher, group);
+    const bool copies =
+        std::any_of(ops.begin(), ops.end(), [](const Op& op) { return std::holds_alternative<Stage>(op); });
+    if (copies && failed == cudaSuccess) failed = cudaEventRecord(crossing_, copies_);
+    if (copies && failed == cudaSuccess) failed = cudaStreamWaitEvent(stream_, crossing_, 0);
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
     cudaGraphExec_t executable = nullptr;
@@ -219,7 +230,8 @@ class CudaStream : public Stream {
   View scratch_;
   std::vector<std::byte> values_;  // the step, followed by the table of heads
   uint32_t heads_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, copies_ = nullptr;  // of kernels, and of copies next to them
+  cudaEvent_t crossing_ = nullptr;
   std::byte* step_ = nullptr;  // where the kernels read the values
 };
 
