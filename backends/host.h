@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
+
 namespace thimble {
 
 struct Host {
@@ -25,6 +27,8 @@ struct Host {
   // `scratch`: kMostRows * n floats.
   virtual void multiply(const float* x, uint32_t x_rows, const float* w, uint32_t w_rows, uint32_t n,
                         float* y, size_t y_stride, float* scratch) const = 0;
+  // x = the n channels of a row of keys or values (kv_bytes() in backend.h).
+  virtual void load_row(DType, const std::byte* row, uint32_t n, float* x) const = 0;
   // The sum of exp(x - shift).
   virtual double sum_exp(const float* x, uint32_t n, float shift) const = 0;
 

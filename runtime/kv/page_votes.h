@@ -5,6 +5,9 @@
 // The attention to a page is estimated from the mean m and the variances s of its keys: for keys of a normal
 // distribution, the mean of exp(q k) is exp(q m + 1/2 sum q_c^2 s_c). Keys rotate to where the page would be
 // in the run. The two channels of a pair then mix, so each gets the mean of their variances.
+//
+// If the store is in memory, the keys themselves decide, of the kMostCompared pages with the most votes by
+// this estimate. The others get no votes.
 #pragma once
 
 #include <span>
@@ -18,6 +21,8 @@ namespace thimble {
 
 // The number of latest tokens whose queries vote.
 inline constexpr uint32_t kAskingTokens = 32;
+// The pages of a run whose keys are compared with the queries. A text of 16,384 tokens has as many.
+inline constexpr uint32_t kMostCompared = 1024;
 
 class PageVotes {
  public:
@@ -49,18 +54,35 @@ class PageVotes {
   // The columns of which a query and a page have one each, so that the products' sum is the logarithm of the
   // estimate: the channels, the variances, and the number of entries.
   static uint32_t columns(uint32_t head_dim) { return 2 * head_dim + 1; }
+  // What a call is about.
+  struct Asked {
+    const RecallStore& store;
+    size_t run;
+    const Queries& queries;
+    const RopeParams& rope;
+    Positions own;
+    Host& host;
+    uint64_t place_of(const RecallStore::Page&) const;
+  };
   void rotate(float* x, uint64_t position, const RopeParams&) const;
-  void read_query(const Queries&, uint32_t age, uint32_t head, const RopeParams&, Positions own);
-  void read_page(const RecallStore&, size_t run, uint32_t page, const RopeParams&, Positions own,
-                 float* row) const;
-  void estimate(const RecallStore&, size_t run, uint32_t first, uint32_t count, const RopeParams&,
-                Positions own, Host&, uint32_t worker);
+  void read_query(const Asked&, uint32_t age, uint32_t head, bool to_estimate);
+  void read_queries(const Asked&, bool to_estimate);
+  void read_page(const Asked&, uint32_t page, float* row) const;
+  void estimate(const Asked&);
+  void estimate(const Asked&, uint32_t first, uint32_t count, uint32_t worker);
+  void compare(const Asked&);
+  void compare(const Asked&, uint32_t first, uint32_t count, uint32_t worker);
+  void share(const Asked&);
+  void keep_best();
 
-  std::vector<float> rope_;     // as in backends/backend.h
-  std::vector<float> queries_;  // [query head][token][columns]
-  std::vector<float> scores_;   // [query head][token][pages]
-  std::vector<float> sums_;     // [query head][token]: the logarithm of the sum of exp(score)
-  std::vector<float> scratch_;  // [thread][2][Host::kMostRows][columns]: pages, and their panels
+  std::vector<float> rope_;      // as in backends/backend.h
+  std::vector<float> queries_;   // [query head][token][columns]
+  std::vector<float> scores_;    // [query head][token][pages]
+  std::vector<float> sums_;      // [query head][token]: the logarithm of the sum of exp(score)
+  std::vector<float> shares_;    // [pages]: votes
+  std::vector<uint32_t> pages_;  // [pages]: which pages scores and shares are of, ascending
+  size_t of_thread_;             // floats of scratch
+  std::vector<float> scratch_;   // [thread]: pages or keys, their panels, and the products of keys
   // Of the latest call.
   uint32_t used_ = 0, n_queries_ = 0, n_pages_ = 0;  // columns, queries and pages
 };

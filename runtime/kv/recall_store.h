@@ -110,6 +110,12 @@ class RecallStore {
   // For each channel, the mean of a page's keys, and the sum of their squared differences from it.
   std::span<const float> means(size_t run, uint32_t i) const;
   std::span<const float> squares(size_t run, uint32_t i) const;
+  // Without a file: the type of a run's keys, and the row of a page's position, which is one that it holds.
+  bool in_memory() const { return !shape_.in_file; }
+  DType key_type(size_t run) const { return shape_.runs[run].k; }
+  const std::byte* key(size_t run, uint32_t i, uint32_t place) const {
+    return memory_ + rows_at(run, slot(run, i)) + place * runs_[run].key_bytes;
+  }
   // Copies a page's entries one after the other, and returns their number.
   Result<uint32_t> fetch(size_t run, uint32_t i, int32_t* positions, std::byte* k, std::byte* v) const;
   // Notes which pages of the run are in the pool: those that `chosen` lists, by ascending index.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cpu/kernels.h"
+#include "backends/cpu/kv_kernels.h"
 #include "base/system.h"
 
 namespace thimble {
@@ -27,6 +28,10 @@ void CpuHost::multiply(const float* x, uint32_t x_rows, const float* w, uint32_t
     k.pack(DType::kF32, rows + c * row_bytes, row_bytes, std::min(k.panel_cols, w_rows - c), n,
            scratch + size_t(c) * n);
   k.multiply(x, n, x_rows, scratch, n, w_rows, y, y_stride, false);
+}
+
+void CpuHost::load_row(DType type, const std::byte* row, uint32_t n, float* x) const {
+  cpu::kv_format(type)->load_row(row, x, n);
 }
 
 double CpuHost::sum_exp(const float* x, uint32_t n, float shift) const {

@@ -19,6 +19,7 @@ class CpuHost : public Host {
   uint32_t threads() const override { return threads_; }
   void multiply(const float* x, uint32_t x_rows, const float* w, uint32_t w_rows, uint32_t n, float* y,
                 size_t y_stride, float* scratch) const override;
+  void load_row(DType, const std::byte* row, uint32_t n, float* x) const override;
   double sum_exp(const float* x, uint32_t n, float shift) const override;
 
   // Whoever uses the pool directly locks the queue.
