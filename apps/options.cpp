@@ -142,8 +142,10 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       "scores; tova: those that the last "
       "token attends to most; reread: those that a second reading of each chunk attends to most, which takes "
       "twice the time; adore: those that one small network scores highest for all heads; auto: with --heads "
-      "what the heads are for; without, if --pool or --mem-budget may not hold the text, the heads in "
-      "MODEL.heads.gguf or MODEL.locret.gguf next to MODEL.gguf, or keydiff; otherwise none (default: auto)")
+      "what the heads are for; without, if --pool or --mem-budget may not hold the text, or there is a "
+      "store, the "
+      "heads in MODEL.heads.gguf or MODEL.locret.gguf next to MODEL.gguf, or keydiff; otherwise none "
+      "(default: auto)")
       ->group(retention);
   auto* heads_flag = app.add_option("--heads", s.heads, "Retainer of this model, a GGUF file")
                          ->type_name("FILE")
@@ -552,10 +554,12 @@ Retention evicting(const Settings& s, const Model& model) {
 }
 
 // A store gets what it stores from the pool, and is to be exact unless the user says otherwise.
+bool has_store(const thimble_session_options& o) { return o.recall_mem_bytes || o.recall_disk_bytes; }
+
 bool chooses_format(const Settings& s) {
   const thimble_session_options& o = s.session;
   return o.retention == THIMBLE_RETENTION_DEFAULT && o.budget_bytes && !o.pool && !s.kv_given &&
-         !o.recall_mem_bytes && !o.recall_disk_bytes;
+         !has_store(o);
 }
 
 // Changes the format to q8_0 if the budget has no room for the whole text in f16, and the model and the
@@ -590,8 +594,9 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
   if (!s.heads.empty()) {
     retention.heads = open_heads(model, s.heads);
     if (chooses) retention.policy = thimble_heads_retention(retention.heads.get());
-  } else if (chooses && may_not_fit(s, model, tokens, THIMBLE_KV_F16) &&
-             (!chooses_format(s) || may_not_fit(s, model, tokens, THIMBLE_KV_Q8_0))) {
+  } else if (chooses && (has_store(s.session) ||  // which is for what is evicted
+                         (may_not_fit(s, model, tokens, THIMBLE_KV_F16) &&
+                          (!chooses_format(s) || may_not_fit(s, model, tokens, THIMBLE_KV_Q8_0))))) {
     retention = evicting(s, model);
   }
   if (chooses_format(s)) choose_format(s, model, tokens, clones, retention);

@@ -614,12 +614,12 @@ typedef struct thimble_session_options {
                                    budget include its memory. Needed until thimble_session_create returns */
   uint64_t recall_mem_bytes;    /* host memory for a store of evicted entries, which budget_bytes does not cover; 0: none,
                                    and what is evicted is gone. Each session, clone and slot of a server has a store of
-                                   its own. Needs the CPU or CUDA, and a retention that evicts, not ADORE; refused with local 0
-                                   and with latent attention */
+                                   its own. Needs a retention that evicts, not ADORE; refused with local 0 and with latent
+                                   attention */
   uint32_t recall;              /* entries of each head that come back from the store; the queries at the end of the
                                    prompt and of generated tokens choose them; 0: 512 with a store.
                                    THIMBLE_RECALL_ALL: none come back; the end of the prompt, and generated and scored
-                                   tokens, attend to the whole store where it is (thimble_memory.recall_bytes), on the CPU. A file is
+                                   tokens, attend to the whole store where it is (thimble_memory.recall_bytes). A file is
                                    read to a part of `io` for this, layer by layer. Refused with a selection */
   uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32. Refused with
                                    THIMBLE_RECALL_ALL */

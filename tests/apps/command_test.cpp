@@ -581,6 +581,8 @@ TEST(Plan, ChoosesARetentionIfTheTextMayNotFit) {
   EXPECT_EQ(note("--pool 3999 --heads " + kHeads), "");
   EXPECT_EQ(note("--mem-budget 64MiB"), "");
   EXPECT_EQ(note("--mem-budget 24MiB"), "retention by keydiff");
+  for (const char* flags : {"", "--mem-budget 24MiB ", "--mem-budget 64MiB "})
+    EXPECT_EQ(note(flags + std::string("--recall-mem 8MiB")), "retention by keydiff") << flags;
 
   const TemporaryFile unique;
   const std::string stem = unique.path() + "-\u00fc\u4e66",
