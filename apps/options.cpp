@@ -553,9 +553,9 @@ Retention evicting(const Settings& s, const Model& model) {
   return retention;
 }
 
-// A store gets what it stores from the pool, and is to be exact unless the user says otherwise.
 bool has_store(const thimble_session_options& o) { return o.recall_mem_bytes || o.recall_disk_bytes; }
 
+// A store gets its entries as the pool has them, and is to be exact unless the user says otherwise.
 bool chooses_format(const Settings& s) {
   const thimble_session_options& o = s.session;
   return o.retention == THIMBLE_RETENTION_DEFAULT && o.budget_bytes && !o.pool && !s.kv_given &&

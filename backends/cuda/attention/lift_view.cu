@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2) lift_kernel(const StepParams* ste
         }
       }
     }
-    __syncthreads();  // these slices are no longer needed
+    __syncthreads();  // all warps have read these slices
   }
 
   __half* const to = o.to + uint64_t(head) * p.view_capacity * key_dim;
