@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "apps/fnv1a.h"
 #include "apps/generation.h"
 #include "apps/sizes.h"
 
@@ -27,8 +28,8 @@ struct TokenNote {
     for (const int32_t id : ids) {
       last.push_back(id);
       if (last.size() < 2 * kBlock) continue;
-      uint64_t hash = blocks.empty() ? 0xcbf29ce484222325u : blocks.back();  // FNV-1a
-      for (size_t i = 0; i < kBlock; ++i) hash = (hash ^ static_cast<uint32_t>(last[i])) * 0x100000001b3u;
+      uint64_t hash = blocks.empty() ? kFnv1aBasis : blocks.back();
+      for (size_t i = 0; i < kBlock; ++i) hash = fnv1a(hash, static_cast<uint32_t>(last[i]));
       blocks.push_back(hash);
       last.erase(last.begin(), last.begin() + kBlock);
     }

@@ -9,11 +9,12 @@
 namespace thimble {
 
 inline constexpr uint64_t kFnv1aBasis = 0xcbf29ce484222325u;
+inline constexpr uint64_t kFnv1aPrime = 0x100000001b3u;
 
 // The hash of `bytes` bytes at `data`, after those that gave `hash`.
 inline uint64_t fnv1a(const void* data, size_t bytes, uint64_t hash = kFnv1aBasis) {
   const auto* at = static_cast<const uint8_t*>(data);
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 0x100000001b3u;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * kFnv1aPrime;
   return hash;
 }
 inline uint64_t fnv1a(std::string_view text, uint64_t hash = kFnv1aBasis) {

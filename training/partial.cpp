@@ -11,10 +11,10 @@ uint64_t hash_of(const void* data, size_t bytes, uint64_t hash) {
   for (; bytes >= sizeof(uint64_t); at += sizeof(uint64_t), bytes -= sizeof(uint64_t)) {
     uint64_t word;
     std::memcpy(&word, at, sizeof word);
-    hash = (hash ^ word) * 0x100000001b3u;
+    hash = (hash ^ word) * kFnv1aPrime;
     hash ^= hash >> 29;
   }
-  for (; bytes; ++at, --bytes) hash = (hash ^ *at) * 0x100000001b3u;
+  for (; bytes; ++at, --bytes) hash = (hash ^ *at) * kFnv1aPrime;
   return hash;
 }
 

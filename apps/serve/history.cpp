@@ -49,7 +49,7 @@ uint64_t add_message(uint64_t hash, const Json& message) {
 // A conversation's hashes begin with the hash of the settings and variables, which tells them from hashes of
 // tokens.
 uint64_t conversation_hash(uint64_t settings, const std::string& variables) {
-  return add_hash(add_hash(kFirstHash, &settings, sizeof settings), variables.c_str(), variables.size() + 1);
+  return add_hash(add_hash(kFnv1aBasis, &settings, sizeof settings), variables.c_str(), variables.size() + 1);
 }
 
 // Numbers at the beginning of the bytes of a history.
@@ -120,7 +120,7 @@ Reuse History::find(const Prompt& prompt) const {
 // Adds the ends of chunks up to `last`.
 void History::add_borders(const std::vector<int32_t>& ids, uint64_t last, uint64_t settings,
                           std::vector<StateKey>& keys) const {
-  uint64_t hash = add_hash(kFirstHash, &settings, sizeof settings);
+  uint64_t hash = add_hash(kFnv1aBasis, &settings, sizeof settings);
   for (uint64_t border = chunk_; border <= last; border += chunk_) {
     hash = add_hash(hash, &ids[border - chunk_], chunk_ * sizeof(int32_t));
     keys.push_back({hash, border, border >= floor_});

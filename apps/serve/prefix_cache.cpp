@@ -48,7 +48,7 @@ struct Descriptor {
 
 uint64_t add_hash(uint64_t hash, const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 0x100000001b3u;
+  for (size_t i = 0; i < bytes; ++i) hash = fnv1a(hash, at[i]);
   return hash;
 }
 

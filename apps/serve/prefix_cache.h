@@ -23,6 +23,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "apps/fnv1a.h"
+
 namespace app::serve {
 
 // A place in the text of a state.
@@ -35,9 +37,8 @@ struct StateKey {
   bool operator==(const StateKey&) const = default;
 };
 
-// FNV-1a: the hash of these bytes after those that gave `hash`.
+// The hash of these bytes after those that gave `hash`. The hash of no bytes is kFnv1aBasis.
 uint64_t add_hash(uint64_t hash, const void* data, size_t bytes);
-inline constexpr uint64_t kFirstHash = 0xcbf29ce484222325u;
 
 // A note: the settings that the state belongs to, its keys, and what the caller needs to continue.
 struct StateNote {
@@ -52,7 +53,7 @@ struct StateNote {
 
 class PrefixCache {
  public:
-  // Reads the note of a saved session. Throws a std::exception if the file is none.
+  // Reads the note of a saved session. Throws a std::exception if the file is not a saved session.
   using ReadNote = std::function<std::string(const std::string& path)>;
   using Log = std::function<void(const std::string& sentence)>;
 

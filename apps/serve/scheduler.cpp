@@ -207,7 +207,7 @@ uint64_t settings_hash(const Session& session, const Settings& settings, const s
       "\n" + std::to_string(std::filesystem::file_size(model, error)) + " " + std::to_string(changed.count());
   const ChatStyle& chat = settings.chat;
   all += "\n" + chat.format + "\n" + std::to_string(chat.parses_content) + chat.source;
-  return add_hash(kFirstHash, all.data(), all.size());
+  return add_hash(kFnv1aBasis, all.data(), all.size());
 }
 
 uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
@@ -308,8 +308,8 @@ Settings settings_for(Settings s, const std::vector<SlotKind>& slots) {
 
 }  // namespace
 
-// Throws before anything is allocated if the slots exceed the budget. Sessions of different sizes are no
-// clones of each other, so each kind gets a part of the budget.
+// Throws before anything is allocated if the slots exceed the budget. Only sessions of the
+// same size can be clones of each other, so each kind of slot gets a part of the budget.
 Scheduler::Policies::Policies(const Settings& s, const Model& model, const std::vector<SlotKind>& slots)
     : settings(settings_for(s, slots)), retention(choose_retention(settings, model, 0, slots[0].count - 1)) {
   const uint64_t budget = settings.session.budget_bytes;
