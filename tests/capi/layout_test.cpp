@@ -50,6 +50,7 @@ OFFSET(thimble_model_info, vocab, 36);
 OFFSET(thimble_model_info, context_length, 40);
 OFFSET(thimble_model_info, bos, 44);
 OFFSET(thimble_model_info, eos, 48);
+OFFSET(thimble_model_info, files, 52);
 OFFSET(thimble_model_info, parameters, 56);
 OFFSET(thimble_model_info, file_bytes, 64);
 OFFSET(thimble_model_info, kv_bytes_per_token, 72);
@@ -271,6 +272,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_EQ(THIMBLE_VOTE_AUTO, 0);
   EXPECT_EQ(THIMBLE_VOTE_LAYER, 1);
   EXPECT_EQ(THIMBLE_VOTE_GROUP, 2);
+  EXPECT_EQ(THIMBLE_RECALL_ALL, 0xffffffffu);
   EXPECT_EQ(THIMBLE_KV_F16, 0);
   EXPECT_EQ(THIMBLE_KV_Q8_0, 1);
   EXPECT_EQ(THIMBLE_KV_Q4_0, 2);

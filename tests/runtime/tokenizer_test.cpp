@@ -1023,7 +1023,9 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
   }
 }
 
-TEST(Tokenizer, KnowsEveryTextThatEndsAGeneration) {
+// The texts that end a generation in llama.cpp (src/llama-vocab.cpp, commit 00ad355e), with those of its
+// tokens for padding, repositories and files; and other control tokens, which do not.
+TEST(Tokenizer, EndsAGenerationAtTheTextsThatEndItInLlamaCpp) {
   for (const char* text : {"<|eot_id|>",
                            "<|im_end|>",
                            "<|end|>",
@@ -1061,6 +1063,9 @@ TEST(Tokenizer, KnowsEveryTextThatEndsAGeneration) {
     EXPECT_TRUE(loaded.tokenizer.ends_generation(1)) << text;
     EXPECT_FALSE(loaded.tokenizer.ends_generation(0)) << text;
   }
+  for (const char* text : {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<PRE>", "<|im_start|>",
+                           "<|start_header_id|>", "<|IM_END|>", "<s>", "<bos>", "[INST]", "<|channel|>"})
+    EXPECT_FALSE(Loaded(vocabulary_of({text})).tokenizer.ends_generation(1)) << text;
 }
 
 TEST(Tokenizer, TakesTheEndsOfAKeyInsteadOfThoseByTheirText) {
