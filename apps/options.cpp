@@ -170,7 +170,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->type_name("N")
       ->group(retention);
 
-  const char* store = "Store (what is evicted may come back; cpu only)";
+  const char* store = "Store (keeps evicted entries, which may come back)";
   const auto add_size = [&](const char* name, uint64_t& field, const char* help) {
     app.add_option_function<std::string>(
            name,
@@ -198,9 +198,11 @@ void add_policy_flags(CLI::App& app, Settings& s) {
            else if (!CLI::detail::lexical_cast(text, o.recall) || o.recall > INT32_MAX)
              throw CLI::ValidationError("--recall", "'" + text + "' is neither a number nor all");
          },
-         "Entries of each head that come back at most. all: none do, and the end of the prompt and all "
-         "generated tokens attend to the whole store, which is exact up to its format; `thimble plan` says "
-         "how many bytes a token then reads. all is not for a selection (default: 512)")
+         "Maximum number of entries of each head that come back. all: no entry comes back, and the end of "
+         "the "
+         "prompt and all generated tokens attend to the whole store, which is exact up to its format; "
+         "`thimble plan` says how many bytes a token then reads. A selection does not allow all "
+         "(default: 512)")
       ->type_name("N|all")
       ->group(store);
   app.add_flag("--recall-prefill", o.recall_prefill,
@@ -208,8 +210,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
                "attention, and as slow")
       ->group(store);
   app.add_option("--recall-every", o.recall_every,
-                 "Generated tokens after which the latest ones choose again what comes back; not with "
-                 "--recall all (default: 32)")
+                 "Choose again what comes back after every N generated tokens; not with --recall all "
+                 "(default: 32)")
       ->type_name("N")
       ->group(store);
   add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},
@@ -336,7 +338,7 @@ void add_session_flags(CLI::App& app, Settings& s) {
 
 void add_predict_flag(CLI::App& app, Settings& s) {
   app.add_option("-n,--predict", s.predict,
-                 "Most tokens to generate; -1: until the model ends its answer (default: " +
+                 "Maximum number of tokens to generate; -1: until the model ends its answer (default: " +
                      std::to_string(s.predict) + ")")
       ->type_name("N")
       ->check(CLI::Range(int64_t{-1}, int64_t{1} << 30).description(""));

@@ -5,7 +5,7 @@ float exp_ulp(float x) {
   const float low = -87.336544, high = 88.37626;  // in this range 2^n is a normal number
   const float c = clamp(x, low, high);
   // x = n ln 2 + r. ln 2 is split in two parts; the product of n and the first is exact, and so is the
-  // difference. They are no fma(), for which `precise` has no meaning: Mesa would put both parts together.
+  // difference. This does not use fma(), which `precise` does not protect: Mesa would merge both parts.
   const float n = roundEven(c * 1.44269504);
   precise const float rest = c - n * 0.693145752;
   precise const float r = fma(n, -1.42860677e-6, rest);
