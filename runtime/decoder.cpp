@@ -940,9 +940,10 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk, rows); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
-  if (const uint32_t rows = device.info().pool_rows; options_.draft != Draft::kNone && rows > 1)
-    THIMBLE_TRY(make(std::min(rows, kLogitRowsAtOnce), programs.draft,
-                     [&](Recorder& r) { record_step(r, Step::kDraft); }));
+  // Buffers have room for the rows of a chunk.
+  const uint32_t drafted = std::min({device.info().pool_rows, kLogitRowsAtOnce, options_.chunk});
+  if (options_.draft != Draft::kNone && drafted > 1)
+    THIMBLE_TRY(make(drafted, programs.draft, [&](Recorder& r) { record_step(r, Step::kDraft); }));
   if (options_.rebuild)
     THIMBLE_TRY(
         make(1 + options_.rebuild, programs.rebuild, [&](Recorder& r) { record_step(r, Step::kRebuild); }));

@@ -32,8 +32,7 @@ Result<uint32_t> Session::guess(std::span<int32_t> draft) {
 // snapshot falls inside a draft.
 uint32_t Session::most_drafted() const {
   const uint64_t bound = options().context ? options().context : INT32_MAX;
-  uint64_t rows = std::min<uint64_t>({kLogitRowsAtOnce, room(), bound - state_.read});
-  if (!engine_->programs().draft) rows = std::min<uint64_t>(rows, options().chunk);
+  uint64_t rows = std::min<uint64_t>({kLogitRowsAtOnce, options().chunk, room(), bound - state_.read});
   if (const uint32_t waiting = unscored_rows(options()))
     rows = std::min<uint64_t>(rows, waiting - state_.unscored);
   if (engine_->dimensions().state_slots) rows = std::min(rows, state_.until_snapshot());

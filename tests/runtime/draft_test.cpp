@@ -216,6 +216,30 @@ TEST(Drafts, SampleTheSameTokens) {
     });
 }
 
+// Buffers have room for the rows of a chunk, so a draft has no more.
+TEST(Drafts, AreNotLongerThanAChunk) {
+  const SeededModel m = seeded_model();
+  for (const uint32_t chunk : {1u, 2u, 3u}) {
+    SCOPED_TRACE(chunk);
+    SessionOptions o = retaining(m, Retention::kWindow);
+    o.chunk = chunk;
+    Counted counted;
+    const auto plain = open_session(m.model, o);
+    const auto drafting = open_session(m.model, with_drafts(o, 7), counted.device);
+    for (Session* s : {plain.get(), drafting.get()}) read(*s, repeating(130));
+    counted.steps = 0;
+    for (const int32_t token : repeating(250)) {
+      must(plain->accept(token)), must(drafting->accept(token));
+      expect_same(*drafting, *plain);
+    }
+    if (chunk == 1) {
+      EXPECT_GE(counted.steps, 250u);
+    } else {
+      EXPECT_LT(counted.steps, 200u);
+    }
+  }
+}
+
 // A draft that was read only in part is left by every other call.
 TEST(Drafts, AreLeftByEveryOtherCall) {
   const SeededModel m = seeded_model();
