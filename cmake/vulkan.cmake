@@ -18,38 +18,23 @@ else()
   message(STATUS "Without Vulkan: THIMBLE_VULKAN is OFF")
 endif()
 
-# Whether the compiler supports cooperative matrices: glslang 14 does, Debian 12's does not.
-function(thimble_check_cooperative_matrix result)
-  if(NOT THIMBLE_GLSLANG STREQUAL "${THIMBLE_GLSLANG_CHECKED}")
-    set(source ${CMAKE_BINARY_DIR}/CMakeFiles/cooperative_matrix.comp)
-    file(WRITE ${source} "#version 450
-#extension GL_KHR_cooperative_matrix : require
-#extension GL_KHR_memory_scope_semantics : require
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
-void main() { coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a = coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>(0.0hf); }
-")
-    execute_process(COMMAND ${THIMBLE_GLSLANG} --quiet -V --target-env vulkan1.2 -o ${source}.spv ${source}
-                    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
-    if(failed)
-      set(known OFF)
-    else()
-      set(known ON)
-    endif()
-    set(THIMBLE_COOPERATIVE_MATRIX ${known} CACHE INTERNAL "THIMBLE_GLSLANG knows GL_KHR_cooperative_matrix")
-    set(THIMBLE_GLSLANG_CHECKED ${THIMBLE_GLSLANG} CACHE INTERNAL "The compiler that was asked")
-  endif()
-  set(${result} ${THIMBLE_COOPERATIVE_MATRIX} PARENT_SCOPE)
+# thimble_stored_shader(FILE NAME HEADER): writes a header with an array NAME of the words of a file of SPIR-V.
+function(thimble_stored_shader file name header)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} bytes HEX)
+  string(REGEX REPLACE "(..)(..)(..)(..)" "0x\\4\\3\\2\\1," words "${bytes}")
+  file(CONFIGURE OUTPUT ${header} CONTENT "const uint32_t ${name}[] = {${words}};\n")
 endfunction()
 
-# thimble_shaders(TARGET LIST): compiles every row of the list (shaders.h) from the target's shaders/, and
-# adds them to the target as shader_list.inc. That file has an array kNAMECode for each row, which is empty if
-# the compiler cannot compile the row.
+# thimble_shaders(TARGET LIST): compiles every X row of the list (shaders.h) from the target's shaders/, takes
+# the XC rows from its spirv/, which scripts/update-spirv writes, and adds them to the target as
+# shader_list.inc. That file has an array kNAMECode for each row.
 function(thimble_shaders target list)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/shaders)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/shaders)
+  set(stored ${CMAKE_CURRENT_BINARY_DIR}/spirv)
   file(MAKE_DIRECTORY ${output})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
-  thimble_check_cooperative_matrix(cooperative)
   file(STRINGS ${list} rows REGEX "^ *XC?\\(")
   string(REPLACE "\\;" ";" rows "${rows}") # the backslash at the end of a line would quote the separator
   set(includes)
@@ -58,14 +43,17 @@ function(thimble_shaders target list)
     if(NOT row MATCHES "^ *(XC?)\\(([A-Za-z0-9_]+), \"([a-z0-9_/]+)\", \"([^\"]*)\"\\)")
       message(FATAL_ERROR "${list}: not X(Name, \"file\", \"DEFINES\"): ${row}")
     endif()
-    set(name k${CMAKE_MATCH_2}Code)
-    if(CMAKE_MATCH_1 STREQUAL XC AND NOT cooperative)
-      string(APPEND includes "constexpr std::span<const uint32_t> ${name};\n")
+    set(shader ${CMAKE_MATCH_2})
+    set(name k${shader}Code)
+    if(CMAKE_MATCH_1 STREQUAL XC)
+      thimble_stored_shader(${CMAKE_CURRENT_SOURCE_DIR}/spirv/${shader}.spv ${name} ${stored}/${shader}.h)
+      string(APPEND includes "#include \"spirv/${shader}.h\"\n")
+      list(APPEND headers ${stored}/${shader}.h)
       continue()
     endif()
+    string(APPEND includes "#include \"shaders/${shader}.h\"\n")
     set(source ${folder}/${CMAKE_MATCH_3}.comp)
-    set(header ${output}/${CMAKE_MATCH_2}.h)
-    set(shader ${CMAKE_MATCH_2})
+    set(header ${output}/${shader}.h)
     separate_arguments(defines UNIX_COMMAND "${CMAKE_MATCH_4}")
     if(THIMBLE_TESTS)
       list(APPEND defines THIMBLE_TEST_FORMATS)
@@ -79,20 +67,10 @@ function(thimble_shaders target list)
       COMMENT "Compiling shader ${shader}"
       VERBATIM)
     list(APPEND headers ${header})
-    string(APPEND includes "#include \"shaders/${shader}.h\"\n")
   endforeach()
-  if(cooperative)
-    string(APPEND includes "constexpr bool kCooperativeShaders = true;\n")
-  else()
-    string(APPEND includes "constexpr bool kCooperativeShaders = false;\n")
-  endif()
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/shader_list.inc CONTENT "${includes}")
   target_sources(${target} PRIVATE ${headers})
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
   list(LENGTH headers count)
-  if(cooperative)
-    message(STATUS "With Vulkan, ${count} shader variants")
-  else()
-    message(STATUS "With Vulkan, ${count} shader variants, without cooperative matrices, which need glslang 14")
-  endif()
+  message(STATUS "With Vulkan, ${count} shader variants")
 endfunction()

@@ -13,8 +13,6 @@ std::span<const uint32_t> shader_code(Shader shader) {
   return kCode[static_cast<uint32_t>(shader)];
 }
 
-bool has_cooperative_shaders() { return kCooperativeShaders; }
-
 const char* shader_name(Shader shader) {
   static constexpr const char* kNames[] = {
 #define X(name, file, defines) #name,

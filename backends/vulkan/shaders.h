@@ -1,7 +1,7 @@
 // The shaders of the backend, one row a variant: name, file in shaders/ (without .comp), and the macros that
-// it is compiled with ("A B=2"). The build reads this list too, compiles every row and embeds it; rows of XC
-// use GL_KHR_cooperative_matrix and stay empty where the compiler does not know it. What specialisation
-// constants can say needs no row.
+// it is compiled with ("A B=2"). The build reads this list too, compiles the rows of X and embeds all rows.
+// Rows of XC use GL_KHR_cooperative_matrix, which many systems' compilers do not know: scripts/update-spirv
+// compiles them, and spirv/ has the results. What specialisation constants can say needs no row.
 #pragma once
 
 #include <cstdint>
@@ -123,10 +123,8 @@ enum class Shader : uint32_t {
       kCount
 };
 
-// The SPIR-V of a shader; none of an XC row that this build could not compile.
+// The SPIR-V of a shader.
 std::span<const uint32_t> shader_code(Shader shader);
-// Whether this build compiled the XC rows.
-bool has_cooperative_shaders();
 // Its name in the list, for messages.
 const char* shader_name(Shader shader);
 

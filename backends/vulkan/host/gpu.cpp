@@ -161,10 +161,9 @@ void examine(const Api& vk, Gpu& gpu) {
                 .f16_arithmetic = features12.shaderFloat16 == VK_TRUE,
                 .byte_products = byte_products.shaderIntegerDotProduct == VK_TRUE};
   gpu.limits.half_subnormals = driver.shaderDenormPreserveFloat16 || !driver.shaderDenormFlushToZeroFloat16;
-  gpu.limits.cooperative_matrix = has_cooperative_shaders() && gpu.limits.f16_storage &&
-                                  gpu.limits.f16_arithmetic && features12.vulkanMemoryModel &&
-                                  features12.vulkanMemoryModelDeviceScope && matrices.cooperativeMatrix &&
-                                  multiplies_f16(vk, gpu.handle);
+  gpu.limits.cooperative_matrix = gpu.limits.f16_storage && gpu.limits.f16_arithmetic &&
+                                  features12.vulkanMemoryModel && features12.vulkanMemoryModelDeviceScope &&
+                                  matrices.cooperativeMatrix && multiplies_f16(vk, gpu.handle);
 
   VkPhysicalDeviceMemoryProperties memory;
   vk.GetPhysicalDeviceMemoryProperties(gpu.handle, &memory);
