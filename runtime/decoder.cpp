@@ -74,18 +74,9 @@ void Decoder::join(Recorder& r, const JoinedInput& in) const {
   linear(r, at_.halves, both, in.join, {}, at_.x, d, false);
 }
 
-void Decoder::layer_block(const LayerStep& l, Step step) const {
-  const Layer& layer = l.model_layer();
-  if (layer.norm) norm(l.recorder, at_.x, layer.norm, at_.norm);
-  for (const Mixer& mixer : layer.mixers) std::visit([&](const auto& m) { mix(l, step, m); }, mixer);
-  if (layer.ffn_norm) norm(l.recorder, at_.x, layer.ffn_norm, at_.norm);
-  std::visit([&](const auto& f) { feed_forward(l, f); }, layer.feed_forward);
-  if (layer.token_branch.gate) token_branch(l.recorder, l.layer, layer.token_branch);
-  if (layer.scale != 1) scale(l.recorder, at_.x, at_.x, {.scale = layer.scale});
-}
-
 // A layer that attends to the keys of an earlier one appends nothing, and no policy scores anything for it.
 // The earlier layer keeps its chunk until the last of these layers has read it.
+template <>
 void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const {
   m.is_latent() ? project_latent(l) : project_qkv(l);
   if (step == Step::kAgain) {
@@ -125,6 +116,7 @@ void Decoder::mix(const LayerStep& l, Step step, const AttentionMixer& m) const 
              l.model_layer().post_norm);
 }
 
+template <>
 void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
   const uint32_t d = shape_.d_model;
   linear(l.recorder, l.input(), d, m.in, {}, at_.qkv, 3 * d, false);
@@ -144,6 +136,7 @@ void Decoder::mix(const LayerStep& l, Step, const ShortConvMixer& m) const {
   add_branch(l.recorder, at_.attention, m.out, {}, l.model_layer().post_norm);
 }
 
+template <>
 void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
   Recorder& r = l.recorder;
   const uint32_t stride = m.first_cols();
@@ -203,6 +196,7 @@ void Decoder::mix(const LayerStep& l, Step, const DeltaNetMixer& m) const {
   add_branch(r, at_.attention, m.out, {}, l.model_layer().post_norm);
 }
 
+template <>
 void Decoder::mix(const LayerStep& l, Step, const SsmMixer& m) const {
   Recorder& r = l.recorder;
   const uint32_t stride = m.first_cols();
@@ -252,6 +246,16 @@ void Decoder::mix(const LayerStep& l, Step, const SsmMixer& m) const {
                            .act = kActSilu,
                            .weight_per_group = 1}});
   add_branch(r, at_.attention, m.out, {}, l.model_layer().post_norm);
+}
+
+void Decoder::layer_block(const LayerStep& l, Step step) const {
+  const Layer& layer = l.model_layer();
+  if (layer.norm) norm(l.recorder, at_.x, layer.norm, at_.norm);
+  for (const Mixer& mixer : layer.mixers) std::visit([&](const auto& m) { mix(l, step, m); }, mixer);
+  if (layer.ffn_norm) norm(l.recorder, at_.x, layer.ffn_norm, at_.norm);
+  std::visit([&](const auto& f) { feed_forward(l, f); }, layer.feed_forward);
+  if (layer.token_branch.gate) token_branch(l.recorder, l.layer, layer.token_branch);
+  if (layer.scale != 1) scale(l.recorder, at_.x, at_.x, {.scale = layer.scale});
 }
 
 // Bytes of the layer's state, in every slot.

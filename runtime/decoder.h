@@ -60,10 +60,9 @@ class Decoder {
   void join(Recorder&, const JoinedInput&) const;
   void layer_block(const LayerStep&, Step) const;
   void token_branch(Recorder&, uint32_t layer, const TokenBranch&) const;
-  void mix(const LayerStep&, Step, const AttentionMixer&) const;
-  void mix(const LayerStep&, Step, const ShortConvMixer&) const;
-  void mix(const LayerStep&, Step, const DeltaNetMixer&) const;
-  void mix(const LayerStep&, Step, const SsmMixer&) const;
+  // Each mixer of the variant Mixer has its own in decoder.cpp; the linker reports a missing one.
+  template <typename OneMixer>
+  void mix(const LayerStep&, Step, const OneMixer&) const;
   StateArray part_of_state(const LayerStep&, uint64_t first, uint64_t bytes) const;
   void project_qkv(const LayerStep&) const;
   void project_latent(const LayerStep&) const;
