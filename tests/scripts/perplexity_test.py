@@ -12,11 +12,11 @@ sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 import thimble
 
 MODEL, TEXT = os.path.join(ROOT, "models", "thimble-demo-28m-q8_0.gguf"), os.path.join(ROOT, "models", "demo-book.txt")
-BEHIND, TOKENS = 64, 16
+AFTER, TOKENS = 64, 16
 
 
 def run_script(*words):
-    return subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "perplexity"), TEXT, "-m", MODEL, "--behind", str(BEHIND),
+    return subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "perplexity"), TEXT, "-m", MODEL, "--after", str(AFTER),
                            "--tokens", str(TOKENS), "device=cpu", *words], check=True, capture_output=True, text=True).stdout
 
 
@@ -25,8 +25,8 @@ class Perplexity(unittest.TestCase):
         with thimble.Model(MODEL) as model, open(TEXT, encoding="utf-8") as file:
             bos, tokens = [model.info().bos], model.tokenize(file.read())
             expected = []
-            for first in (0, len(tokens) - BEHIND - TOKENS):
-                part = bos + tokens[first:first + BEHIND + TOKENS]
+            for first in (0, len(tokens) - AFTER - TOKENS):
+                part = bos + tokens[first:first + AFTER + TOKENS]
                 with model.session(thimble.Options(device="cpu", context=len(part))) as session:
                     session.feed(part[:-TOKENS])
                     expected.append(math.exp(-sum(session.score(part[-TOKENS:])) / TOKENS))
