@@ -65,7 +65,7 @@ void check_room(const Session& session, const thimble_session_options& options, 
                                             " with an answer; make the pool larger, or choose a retention "
                                             "policy that evicts");
   if (options.context && tokens > options.context)
-    throw Failure(THIMBLE_CONTEXT_FULL, count + "pass the bound of " + format_count(options.context) +
+    throw Failure(THIMBLE_CONTEXT_FULL, count + "exceed the limit of " + format_count(options.context) +
                                             " positions; raise the context");
 }
 

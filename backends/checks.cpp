@@ -48,7 +48,8 @@ class Checker {
     need("x", o.x, rows() * o.p.in_cols * kWord);
     matrix(o.gate, o.p.out_cols, o.p.in_cols);
     matrix(o.up, o.p.out_cols, o.p.in_cols);
-    if (o.p.act != kActSilu && o.p.act != kActGelu) refuse("was recorded with an activation that it lacks");
+    if (o.p.act != kActSilu && o.p.act != kActGelu)
+      refuse("was recorded with an activation that it does not support");
     need("h", o.h, rows() * o.p.out_cols * kWord);
   }
 
@@ -87,7 +88,7 @@ class Checker {
     if (o.up_scale) need("up_scale", o.up_scale, p.experts * kWord);
     const bool known =
         o.gate ? p.act == kActSilu || p.act == kActGelu || p.act == kActClamped : p.act == kActReluSqr;
-    if (!known) refuse("was recorded with an activation that it lacks");
+    if (!known) refuse("was recorded with an activation that it does not support");
     need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
     need("row", o.row, rows() * p.chosen * kWord);
     need("h", o.h, rows() * p.chosen * p.out_cols * kWord);
@@ -106,15 +107,17 @@ class Checker {
   }
 
   void operator()(const Activation& o) {
-    if (o.p.act == kActClamped) refuse("was recorded with an activation that it lacks");
+    if (o.p.act == kActClamped) refuse("was recorded with an activation that it does not support");
     need("x", o.x, rows() * o.p.cols * kWord);
     if (o.times) need("times", o.times, rows() * o.p.cols * kWord);
   }
 
   void operator()(const ShortConv& o) {
     const ShortConvParams& p = o.p;
-    if (p.taps < 2 || p.taps > kMostTaps) refuse("was recorded with a number of taps that it lacks");
-    if (p.act != kActNone && p.act != kActSilu) refuse("was recorded with an activation that it lacks");
+    if (p.taps < 2 || p.taps > kMostTaps)
+      refuse("was recorded with a number of taps that it does not support");
+    if (p.act != kActNone && p.act != kActSilu)
+      refuse("was recorded with an activation that it does not support");
     uint64_t columns = 0;
     for (const uint32_t column : {p.x_column, p.times_column, p.gate_column})
       if (column != kNoColumn) columns = std::max(columns, uint64_t(column) + p.channels);
@@ -130,7 +133,7 @@ class Checker {
     if (p.key_heads == 0 || p.value_heads % p.key_heads != 0)
       refuse("was recorded with key heads that do not divide its value heads");
     if (p.width == 0 || p.width % 32 != 0 || p.width > kMostDeltaWidth)
-      refuse("was recorded with a width that it lacks");
+      refuse("was recorded with a width that it does not support");
     const uint64_t keys = uint64_t(p.key_heads) * p.width, values = uint64_t(p.value_heads) * p.width;
     const uint64_t columns = std::max({p.q_column + keys, p.k_column + keys, p.v_column + values});
     need("qkv", o.qkv, strided(rows(), p.qkv_stride, columns));
@@ -147,9 +150,9 @@ class Checker {
     if (p.groups == 0 || p.heads % p.groups != 0)
       refuse("was recorded with groups that do not divide its heads");
     if (p.width == 0 || p.width % 16 != 0 || p.width > kMostSsmWidth)
-      refuse("was recorded with a width that it lacks");
+      refuse("was recorded with a width that it does not support");
     if (p.state == 0 || p.state % 16 != 0 || p.state > kMostSsmState)
-      refuse("was recorded with a state that it lacks");
+      refuse("was recorded with a state that it does not support");
     const uint64_t values = uint64_t(p.heads) * p.width, keys = uint64_t(p.groups) * p.state;
     const uint64_t columns = std::max({p.x_column + values, p.b_column + keys, p.c_column + keys});
     need("xbc", o.xbc, strided(rows(), p.xbc_stride, columns));
@@ -164,9 +167,11 @@ class Checker {
   void operator()(const GatedNorm& o) {
     const GatedNormParams& p = o.p;
     const uint64_t cols = uint64_t(p.groups) * p.cols;
-    if (p.order > kGateOnly) refuse("was recorded with an order that it lacks");
-    if (p.act != kActSilu && p.act != kActSigmoid) refuse("was recorded with an activation that it lacks");
-    if (p.order == kGateOnly && o.weight) refuse("was recorded with the weight of a norm that it lacks");
+    if (p.order > kGateOnly) refuse("was recorded with an order that it does not support");
+    if (p.act != kActSilu && p.act != kActSigmoid)
+      refuse("was recorded with an activation that it does not support");
+    if (p.order == kGateOnly && o.weight)
+      refuse("was recorded with the weight of a norm, which it does not compute");
     need("x", o.x, strided(rows(), p.row_stride, cols));
     need("z", o.z, strided(rows(), p.z_stride, p.z_column + cols));
     if (o.weight) need("weight", o.weight, (p.weight_per_group ? cols : p.cols) * kWord);
@@ -758,7 +763,7 @@ class Checker {
   uint64_t rope_positions(const In& rope, const Params& p) {
     const uint32_t n_rot = p.rope.n_rot;
     if (n_rot == 0) return UINT64_MAX;
-    if (n_rot % 2 != 0 || n_rot > p.head_dim) refuse("was recorded with channels to rotate that it has not");
+    if (n_rot % 2 != 0 || n_rot > p.head_dim) refuse("was recorded with more channels to rotate than it has");
     const uint64_t weights = p.rope.query_weight;
     need("rope", rope, weights ? (weights + p.head_dim) * kWord : 65 * n_rot * kWord);
     const uint64_t words = weights ? weights : rope.bytes / kWord;

@@ -16,7 +16,7 @@ bool is_folder(const std::string& path) {
 Result<NewFile> NewFile::create(const std::string& path) {
   std::error_code failed;
   if (fs::exists(fs::symlink_status(native_path(path), failed)))
-    return error(Code::kIo, "%s is there already; remove it or name another file", path.c_str());
+    return error(Code::kIo, "%s exists already; remove it or name another file", path.c_str());
   return open(path);
 }
 

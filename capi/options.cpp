@@ -95,7 +95,7 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
                  o.draft_model ? "set" : "not set", THIMBLE_DRAFT_MODEL);
   if (o.threads > kMostThreads)
     return error(Code::kInvalidArgument,
-                 "options.threads is %u; it must be at most %u, and 0 takes one a core", o.threads,
+                 "options.threads is %u; it must be at most %u, and 0 takes one for each core", o.threads,
                  kMostThreads);
   r.budget = o.budget_bytes;
   r.recall_mem = o.recall_mem_bytes;

@@ -29,7 +29,7 @@ Status check_text(std::string_view text, const std::string& path) {
   for (std::string_view rest = text; !rest.empty();) {
     const CodePoint point = first_code_point(rest);
     if (point.value >= kInvalidUtf8)
-      return error(Code::kFormat, "%s is not UTF-8: byte %zu begins no character; convert it first",
+      return error(Code::kFormat, "%s is not UTF-8: byte %zu does not begin a character; convert it first",
                    path.c_str(), text.size() - rest.size());
     rest.remove_prefix(point.size);
   }

@@ -247,12 +247,11 @@ Status over_budget(const MemoryPlan& plan, uint32_t fits) {
 Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
   const uint64_t needed = plan.total - (plan.fixed - plan.programs);  // the device's part is already taken
   if (device.unified || needed <= device.free_bytes) return {};
-  return error(
-      Code::kOutOfMemory,
-      "%s has %s free, but this session needs %s (pool %s); close what else uses the card, or give the "
-      "session a budget of what is free",
-      device.name.c_str(), size_text(device.free_bytes).c_str(), size_text(needed).c_str(),
-      size_text(plan.pool).c_str());
+  return error(Code::kOutOfMemory,
+               "%s has %s free, but this session needs %s (pool %s); close other programs that use the card, "
+               "or set the budget to what is free",
+               device.name.c_str(), size_text(device.free_bytes).c_str(), size_text(needed).c_str(),
+               size_text(plan.pool).c_str());
 }
 
 RecallChoice::Limits recall_limits(const MemoryPlan& plan) {

@@ -399,7 +399,7 @@ TEST(HeadsImport, OverwritesNothingAndLeavesNothingHalfWritten) {
   const Folder folder;
   const TinyModel tiny;
   const std::string input = folder.write("in", locret_zip()), there = folder.write("there", "precious");
-  expect_sentence(import_heads(*tiny.model, input, "", there), Code::kIo, "is there already");
+  expect_sentence(import_heads(*tiny.model, input, "", there), Code::kIo, "exists already");
   EXPECT_EQ(fs::file_size(there), 8u);
   expect_sentence(import_heads(*tiny.model, input, "", folder / "no/such/out"), Code::kIo,
                   "cannot be written");

@@ -336,8 +336,8 @@ Result<std::shared_ptr<Device>> open_cpu_device(uint32_t threads, double part_se
   const uint32_t wanted = threads ? threads : core_count();
   constexpr uint32_t kMostThreads = 1024;
   if (wanted > kMostThreads)
-    return error(Code::kInvalidArgument, "%u threads; the cpu takes 1 to %u, or 0 for one a core", wanted,
-                 kMostThreads);
+    return error(Code::kInvalidArgument, "%u threads; the cpu takes 1 to %u, or 0 for one for each core",
+                 wanted, kMostThreads);
   auto device = std::make_shared<cpu::CpuDevice>(wanted, part_seconds);
   if (device->threads() < wanted)
     return error(Code::kOutOfMemory, "the system gives only %u of %u threads; ask for fewer",
