@@ -95,7 +95,7 @@ std::vector<double> score(const std::vector<Words>& found) {
   return scores;
 }
 
-// What is left of a sentence and of the text that its colon announces.
+// Says how much of a sentence is still held, together with the next sentence if a colon announces it.
 Subject subject_of(std::span<const Sentence> stream, size_t sentence,
                    const std::vector<std::vector<int32_t>>& heads, std::span<const float> stored) {
   const uint64_t first = stream[sentence].first;

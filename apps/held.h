@@ -25,7 +25,7 @@ struct Subject {
 
 // Finds the subject by the words of the question, in a prompt that consists of the text and then the
 // question. Returns nothing if no sentence has enough of these words. If several sentences have equally many,
-// returns the one that is held best, or of those that no pair holds, the one of which most is stored. `heads`
+// returns the one that is held best, or, if no pair holds any of them, the one that is stored best. `heads`
 // has the ascending positions that each (layer, KV head) pair holds, also for layers with a window, and
 // `stored` for each position the share of pairs that have it in the store.
 std::optional<Subject> find_subject(std::span<const Sentence> prompt, std::string_view question,

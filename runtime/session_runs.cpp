@@ -160,7 +160,7 @@ void Session::show_rows(uint32_t first, uint32_t rows, double& seconds) {
   seconds += steady_seconds() - start;
 }
 
-// What rows that attended to the store read there. What they paid to each entry is not known.
+// The cost of rows that attended to the store. How much attention they paid to each entry is not known then.
 Cost Session::cost_of_store(uint32_t rows) {
   if (!engine_->holds_stored()) return {};
   state_.attended = Attended::kUnknown;
@@ -300,12 +300,13 @@ Status Session::check_room(uint64_t tokens) const {
   const uint64_t position = state_.position();
   const uint64_t bound = options().context ? options().context : INT32_MAX;
   if (position + tokens > bound)
-    return error(Code::kContextFull,
-                 "context_length_exceeded: %llu tokens after position %llu pass the bound of %llu positions; "
-                 "raise the "
-                 "context",
-                 static_cast<unsigned long long>(tokens), static_cast<unsigned long long>(position),
-                 static_cast<unsigned long long>(bound));
+    return error(
+        Code::kContextFull,
+        "context_length_exceeded: %llu tokens after position %llu exceed the limit of %llu positions; "
+        "raise the "
+        "context",
+        static_cast<unsigned long long>(tokens), static_cast<unsigned long long>(position),
+        static_cast<unsigned long long>(bound));
   return {};
 }
 

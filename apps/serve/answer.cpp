@@ -18,7 +18,7 @@ constexpr std::string_view kBareCall = "{\"name\":";  // ignoring white space
 constexpr size_t kLongestBeginning = 64;
 constexpr std::string_view kFence = "```";
 
-// What JSON begins with, up to the size of `call` without white space.
+// Whether JSON begins with `call`, apart from white space. kUnknown: more text is needed to decide.
 enum class Begins { kCall, kOther, kUnknown };
 Begins begins(std::string_view json, std::string_view call, bool last) {
   const std::string beginning = compact_json(json.substr(0, kLongestBeginning));

@@ -57,7 +57,7 @@ class AnswerFilter {
   AnswerFilter(const Opening& opening, const Json& tools);
   std::vector<Part> push(std::string_view text);
   std::vector<Part> finish();
-  // Where the text stands that comes now.
+  // Where in the answer the next text will be.
   enum class Place {
     kBefore,  // the answer has not begun; a thought or a header may come first
     kStart,   // at the beginning of the answer, or after white space
@@ -69,7 +69,7 @@ class AnswerFilter {
   std::string function() const {
     return recipient_.empty() ? "" : recipient_.substr(sizeof "functions." - 1);
   }
-  // Whether the recipient of the answer comes.
+  // Whether the name of the recipient comes next.
   bool names() const { return state_ == State::kHeader && has_role_; }
   // The format of the call that is read.
   const CallFormat* format() const { return open_.format; }

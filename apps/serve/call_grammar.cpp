@@ -15,7 +15,7 @@ namespace app::serve {
 
 namespace {
 
-// Makes the references in a schema, "#/a/b", those of a schema that has it as its part.
+// Rewrites the references in a schema, "#/a/b", for a larger schema that contains it at `to`.
 void move_references(Json& schema, const std::string& to) {
   if (!schema.is_structured()) return;
   for (auto& [name, part] : schema.items()) {
@@ -63,7 +63,7 @@ std::string json_value(const Json& schema) { return "%json " + write_json(schema
 constexpr const char* kAnnotations[] = {"title", "description", "default", "examples"};
 constexpr const char* kDefinitions[] = {"$defs", "definitions"};
 
-// Whether a schema has only these keywords, besides those that say nothing about values.
+// Whether a schema has no other keywords than these and annotations.
 bool only_has(const Json& schema, std::initializer_list<std::string_view> keywords) {
   const auto is_known = [&](const auto& item) {
     return std::find(keywords.begin(), keywords.end(), item.key()) != keywords.end() ||
@@ -104,7 +104,8 @@ std::vector<std::string_view> code_points(std::string_view text) {
 // the rest of a text that ends with the first N code points of the mark so far.
 std::string text_without(std::string_view mark) {
   const std::vector<std::string_view> codes = code_points(mark);
-  // How much of the mark a text ends with that ended with `held` code points of it before this one.
+  // A text ended with the first `held` code points of the mark, and `code` follows. Returns with how many of
+  // them the text ends now.
   const auto next = [&](size_t held, std::string_view code) {
     std::vector<std::string_view> end(codes.begin(), codes.begin() + static_cast<std::ptrdiff_t>(held));
     end.push_back(code);
@@ -372,7 +373,8 @@ class CallWriter {
     return inside;
   }
 
-  // What is in a tag. A part of the schema that is referred to is a rule, because it may contain itself.
+  // The expression of a tag's content. A part of the schema that references name becomes a rule, because it
+  // may contain itself.
   std::optional<std::string> nested_value(const Json& property, const std::string& path) {
     const Json& schema = resolved(property, *root_);
     if (&schema == &property) return nested_part(schema, path);
@@ -533,8 +535,8 @@ class CallWriter {
   const CallRules& how_;
   std::string rules_;
   int lists_ = 0, parts_ = 0;
-  // Of the tool whose call is written with nested tags: its schema, the rules of the parts that are referred
-  // to, and why it cannot be written.
+  // For a tool whose call is written with nested tags: its schema, the rules of the parts that references
+  // name, and the reason if it cannot be written.
   const Json* root_ = nullptr;
   std::map<const Json*, std::string> referred_;
   std::string problem_;

@@ -54,8 +54,8 @@ struct SsmRows {
   size_t y_stride;
   float* scratch;  // kSsmScratch floats
 };
-// The scratch that the chunk form needs. The products of a group's B and C are at its begin, where all heads
-// of the group find them.
+// The scratch that the chunk form needs. The products of a group's B and C are at its beginning, where all
+// heads of the group find them.
 constexpr uint32_t kSsmScratch =
     2 * kMixerChunk * kMixerChunk +
     kMixerChunk * (kMostSsmState > kMostSsmWidth ? kMostSsmState : kMostSsmWidth);
@@ -68,8 +68,8 @@ struct MixerKernels {
   void (*delta_chunk)(const DeltaRows&);
   // Row by row.
   void (*ssm_steps)(const SsmRows&);
-  // At most kMixerChunk rows together. ssm_products fills in the begin of the scratch, for all heads of a
-  // group.
+  // At most kMixerChunk rows together. ssm_products fills in the beginning of the scratch, for all heads
+  // of a group.
   void (*ssm_products)(const SsmRows&);
   void (*ssm_chunk)(const SsmRows&);
   // One group of gated_norm.

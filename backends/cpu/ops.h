@@ -9,8 +9,8 @@
 
 namespace thimble::cpu {
 
-// What is to be done of an op: of the items that its work consists of, those from index / of to (index + 1) /
-// of. All shares, one after the other, are the op; the bits are the same.
+// A share of an op's work. The work consists of items, which are divided evenly among `of` shares. Running
+// all shares one after the other gives the same bits as running the op at once.
 struct Share {
   uint32_t index = 0, of = 1;
   uint32_t begin(uint32_t items) const { return static_cast<uint32_t>(uint64_t(items) * index / of); }

@@ -286,7 +286,7 @@ test('every step of the conformance script gives what it says', async (t) => {
   }
 });
 
-// ---- what this language has besides ----
+// ---- what only this language has ----
 
 test('an AbortSignal stops a reading, while the event loop turns, and the session goes on', async () => {
   const model = new Model(modelPath);

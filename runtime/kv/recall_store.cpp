@@ -267,7 +267,7 @@ void RecallStore::count(size_t run, const Entries& entries, size_t first, size_t
   entries_ += end - first;
 }
 
-// Adds entries to a page's rows in memory and to its summary. It had those of `before`.
+// Adds entries to a page's rows in memory and to its summary. `before`: bits of the positions it had.
 void RecallStore::copy_rows(size_t run, uint32_t slot, const Entries& entries, size_t first, size_t end,
                             uint32_t before) {
   const uint64_t key_bytes = runs_[run].key_bytes, value_bytes = runs_[run].value_bytes;

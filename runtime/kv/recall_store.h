@@ -134,8 +134,8 @@ class RecallStore {
 
   Page* pages_of(size_t run) const { return reinterpret_cast<Page*>(memory_ + runs_[run].first); }
   uint32_t* order_of(size_t run) const { return reinterpret_cast<uint32_t*>(memory_ + runs_[run].order); }
-  // What a heap has of the pages of a full run: the first one is the one with the lowest score, of equal ones
-  // that with the lowest number. Pages may have changed since.
+  // A page in a heap of a full run's pages. The first one has the lowest score; among equal scores, the
+  // lowest number. Pages may have changed since.
   struct Low {
     float score;
     int32_t number;

@@ -15,7 +15,7 @@ namespace thimble {
 class WeightWindow {
  public:
   WeightWindow() = default;
-  // For a device that has so many of host_groups() in the host's memory. Only matrices that every token needs
+  // `host_groups`: how many groups of weights are in the host's memory. Only matrices that every token needs
   // pass through the window. Empty if the device reads all weights over the bus, or if the window would take
   // as much memory as these layers.
   WeightWindow(const Model&, const DeviceInfo&, uint32_t host_groups);

@@ -16,7 +16,7 @@ class CostModel {
   // The cost of a step of `rows` rows, after `entries` entries in a head that attends to every entry. It does
   // not include the selection. `chunk`: the rows are not a generated token. `logits`: one row gets logits.
   Cost run(double rows, double entries, bool chunk, bool logits) const;
-  // What it costs in addition if the rows attend to `entries` entries of each head's store.
+  // The additional cost of such a step if its rows attend to `entries` entries of each head's store.
   Cost stored(double rows, double entries) const {
     return {entries * stored_entry_.bytes, rows * entries * stored_entry_.flop};
   }

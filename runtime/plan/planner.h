@@ -23,7 +23,7 @@ struct MemoryPlan {
   uint64_t recall_bytes = 0;  // what a generated token reads of a full store, if everything is recalled
   uint64_t states = 0;        // part of pool: the states of recurrent layers, in all slots
   uint64_t released = 0;      // part of the original pool that was given back; in no other number
-  // What the own session of a draft model or block takes, without the device's fixed part; and the part of it
+  // The bytes of the session of a draft model or block, without the device's fixed part; and the part of them
   // that clones share.
   uint64_t draft = 0, draft_weights = 0;
   uint64_t programs = 0;          // part of fixed: the session's own programs, which a clone allocates again

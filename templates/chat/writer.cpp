@@ -177,7 +177,7 @@ bool Run::needs_none() const {
   return false;
 }
 
-// Where the template reads thoughts, found out with a small conversation; in fields if it drops them.
+// Finds out with a small conversation where the template reads thoughts. If it drops them: in fields.
 ThoughtPlace Run::thought_place() const {
   constexpr std::string_view kMark = "the thought";
   Conversation c;

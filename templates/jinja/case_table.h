@@ -10,7 +10,7 @@ struct CaseRange {
   uint32_t first, last, step;
   int32_t delta;
 };
-// Letters whose counterparts are several: large, and at the begin of a word.
+// Letters that have several characters as their counterpart: as capitals, and at the beginning of a word.
 struct WideCase {
   uint32_t letter;
   const char *upper, *title;

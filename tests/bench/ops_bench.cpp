@@ -165,7 +165,7 @@ class Operands {
   Random random_;
 };
 
-// What a case runs: op(recorder, set) records it once over the operands of a set.
+// The work of a case: op(recorder, set) records it once over the operands of a set.
 struct Work {
   ModelShape model;
   SessionShape session;
@@ -496,7 +496,7 @@ struct Mixture {
   uint32_t act;
   uint64_t matrix_bytes() const { return dtype_bytes(type, uint64_t(experts) * d_ff * d_model); }
   uint64_t slots(uint32_t rows) const { return uint64_t(rows) * chosen; }
-  // Of a matrix as rows of `rows` tokens read it: the experts that somebody has chosen.
+  // The bytes of a matrix that `rows` tokens read: those of the experts that any of them chose.
   double read_bytes(uint32_t rows) const {
     return static_cast<double>(matrix_bytes() / experts) *
            static_cast<double>(std::min<uint64_t>(slots(rows), experts));

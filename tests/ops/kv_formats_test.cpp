@@ -10,7 +10,7 @@ namespace {
 
 // More entries than a tile has.
 constexpr uint32_t kHeads = 2, kCapacity = 100, kHeld = 90, kRows = 3, kPage = 16;
-// Of the results that are compared: the logarithms of sums of TokenScore.
+// The index of TokenScore's logarithms of sums among the compared results.
 constexpr size_t kLogOfSums = 4;
 
 // The widths that choose how kernels read rows.

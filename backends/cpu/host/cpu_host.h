@@ -22,7 +22,7 @@ class CpuHost : public Host {
   void load_row(DType, const std::byte* row, uint32_t n, float* x) const override;
   double sum_exp(const float* x, uint32_t n, float shift) const override;
 
-  // Whoever uses the pool directly locks the queue.
+  // Code that uses the pool directly must lock the queue.
   FairMutex queue;
   ThreadPool& pool();
 

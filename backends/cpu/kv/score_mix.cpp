@@ -12,7 +12,7 @@ struct Standard {
   float of(float x) const { return (x - mean) * inverse; }
 };
 
-// Of score(i) for i of [begin, end), where that is finite.
+// The mean and the inverse deviation of the finite ones of score(i), for i in [begin, end).
 template <typename Score>
 Standard standard(uint32_t begin, uint32_t end, const Score& score) {
   double sum = 0, squares = 0, count = 0;

@@ -407,7 +407,7 @@ __device__ inline void empty_stages(const Run& run, const R& ring, const Rope& r
   const uint32_t g = lane_g(), t = lane_t(), first_row = kept(warp * kRowsAtOnce),
                  row_of_warp = kept(K::of_row(g)), row = first_row + row_of_warp;
   const K keys(run, rope, row);
-  // Of the lane's rows in the first stage's first part.
+  // Offsets of the lane's rows in the first part of the first stage, in bytes.
   const uint32_t key_at = reinterpret_cast<uintptr_t>(run.keys) % 16 + row * Rows<Keys>::kRow,
                  value_at = S::kFirstValue + reinterpret_cast<uintptr_t>(run.values) % 16 +
                             (first_row + K::of_row(2 * t)) * Rows<Values>::kRow,

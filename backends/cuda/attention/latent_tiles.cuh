@@ -393,7 +393,7 @@ class LatentTiles {
   LatentMemory<Shape> memory_;
   uint32_t first_value_chunk_;
   float out_[kValueRows][kValueTiles][4];
-  // Of the warp's vectors in the first product, and in the second one. sum_: only this lane's share.
+  // The maxima of the warp's vectors in both products, and this lane's share of their sums.
   float peak_[kRows][2], sum_[kRows][2], value_peak_[kValueRows][2];
 };
 

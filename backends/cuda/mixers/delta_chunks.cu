@@ -21,7 +21,7 @@ namespace {
 constexpr uint32_t kChunk = kDeltaChunk, kTiles = kChunk / 8;  // tiles of 8 rows
 constexpr uint32_t kMostChunks = 32;                           // of a pass over the scratch
 
-// Of a pass: f16 keys and queries of unit length, P and S, and e^G and e^(G_last - G).
+// The scratch of a pass: f16 keys and queries of unit length, P and S, and e^G and e^(G_last - G).
 struct Scratch {
   __half* vectors;  // [chunk][key head][2][kChunk][width]
   __half* pairs;    // [chunk][value head][2][kChunk][kChunk]

@@ -44,7 +44,7 @@ void attend_parts(Recording& r, const AttendAll& op, const Scratch& scratch, uin
                  chunk_k = p.chunk_capacity * run_k, chunk_v = p.chunk_capacity * run_v,
                  stored = uint64_t(p.rows_stride) * 64;
   const uint32_t blocks = blocks_of(r.most_rows(), p.group), layer_heads = p.first_head + p.heads;
-  // Of a block: a product of each query with each key, and of each weight with each value.
+  // The operations of a block: a product of each query with each key, and of each weight with each value.
   const double entries = static_cast<double>(mean_entries(op.k, p.head_dim, layer_heads)) +
                          static_cast<double>(p.page_capacity) * kStoredPage,
                operations = 4.0 * kAllVectors * p.head_dim * entries * p.heads;

@@ -7,7 +7,7 @@
 namespace thimble::vulkan {
 namespace {
 
-// What copies rows from one format to another, and the format that it knows by its number.
+// The shader that copies rows from one format to another, and the number by which it knows the format.
 struct Copier {
   Shader shader;
   uint32_t format;

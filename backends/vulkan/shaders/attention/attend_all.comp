@@ -55,8 +55,8 @@ const uint kInRun = 0, kInChunk = 1, kInStore = 2, kNowhere = 3;
 shared float numbers[kAllEntries * kStride];  // keys, and then values
 shared float weights[kAllVectors * kAllEntries];
 shared float factors[kAllVectors];
-// Of a tile's entries: which array has the row, which one it is, its place among all entries, and the first row
-// of the step that sees it.
+// For each entry of a tile: the array that has its row, the index of the row there, its place among all entries,
+// and the first row of the step that sees it.
 shared uint arrays[kAllEntries], rows[kAllEntries], places[kAllEntries], seen_from[kAllEntries];
 
 struct Head {
@@ -89,7 +89,7 @@ uint run_before(Head h, int position) {
   }
   return low;
 }
-// Of the positions of a page, those that are held before one of them.
+// The number of held positions of a page before one of them.
 uint held_before(uint held, uint place) { return bitCount(held & (1u << place) - 1); }
 // The entries of the store before a position.
 uint stored_before(Head h, int position) {

@@ -1,4 +1,4 @@
-//! What Rust has besides: threads, lifetimes, errors.
+//! What only Rust has: threads, lifetimes, errors.
 use std::path::PathBuf;
 use std::time::Duration;
 
