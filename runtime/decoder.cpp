@@ -921,21 +921,21 @@ class SupportedOps : public Recorder {
 
 Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
   Programs programs;
-  const auto make = [&](uint32_t rows, std::unique_ptr<Program>& into, const auto& ops) -> Status {
+  const MakeProgram make = [&](uint32_t rows, std::unique_ptr<Program>& into,
+                               const RecordOps& ops) -> Status {
     SupportedOps recorder(device, stream.record(rows));
     ops(recorder);
     return recorder.finish(stream, into);
   };
-  // Records a segment for each layer whose retention `needs` one.
-  const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
-    for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      const AttentionMixer* attention = model_.layers[layer].attention();
-      if (!attention || !attention->has_keys() || !needs(traits_of(*attention, options_))) continue;
-      r.segment();
-      ops(layer_step(r, layer, Step::kDecode));
-    }
-  };
+  // Buffers have room for the rows of a chunk.
+  const uint32_t drafted = std::min({device.info().pool_rows, kLogitRowsAtOnce, options_.chunk});
+  THIMBLE_TRY(make_steps(make, drafted, programs));
+  THIMBLE_TRY(make_upkeep(make, programs));
+  THIMBLE_TRY(make_reports(make, programs));
+  return programs;
+}
 
+Status Decoder::make_steps(const MakeProgram& make, uint32_t drafted, Programs& programs) const {
   for (const uint32_t rows : {32u, 256u, options_.chunk}) {
     if (rows > options_.chunk || (!programs.chunks.empty() && programs.chunks.back().max_rows == rows))
       continue;
@@ -944,8 +944,6 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk, rows); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
-  // Buffers have room for the rows of a chunk.
-  const uint32_t drafted = std::min({device.info().pool_rows, kLogitRowsAtOnce, options_.chunk});
   if (options_.draft != Draft::kNone && drafted > 1)
     THIMBLE_TRY(make(drafted, programs.draft, [&](Recorder& r) { record_step(r, Step::kDraft); }));
   if (options_.rebuild)
@@ -956,6 +954,19 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       r.segment();
       embed(r);
     }));
+  return {};
+}
+
+Status Decoder::make_upkeep(const MakeProgram& make, Programs& programs) const {
+  // Records a segment for each layer whose retention `needs` one.
+  const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
+    for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      const AttentionMixer* attention = model_.layers[layer].attention();
+      if (!attention || !attention->has_keys() || !needs(traits_of(*attention, options_))) continue;
+      r.segment();
+      ops(layer_step(r, layer, Step::kDecode));
+    }
+  };
   if (const uint32_t rows = unscored_rows(options_))
     THIMBLE_TRY(make(rows, programs.upkeep, [&](Recorder& r) {
       if (again_rows(options_)) return record_step(r, Step::kAgain);
@@ -981,6 +992,10 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     r.record(LogProb{
         .x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = model_.output.rows}});
   }));
+  return {};
+}
+
+Status Decoder::make_reports(const MakeProgram& make, Programs& programs) const {
   if (full_heads(model_))
     THIMBLE_TRY(make(1, programs.kept, [&](Recorder& r) {
       r.segment();
@@ -991,7 +1006,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
         first = false;
       }
     }));
-  if (!options_.watch) return programs;
+  if (!options_.watch) return {};
   // Records a segment for all entries and, with a selection, one for lists: ops(layer, list).
   const auto attending = [&](Recorder& r, const auto& ops) {
     for (const bool listed : {false, true}) {
@@ -1011,7 +1026,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       add_by_position(l, at_.watch_weights[l.layer], list, l.attention().has_keys() && l.head_state() == 0);
     });
   }));
-  return programs;
+  return {};
 }
 
 // ---- shorthands ----

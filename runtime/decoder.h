@@ -1,6 +1,7 @@
 // The decoder records the ops of a step, from a token's embedding to its logits.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -54,6 +55,14 @@ class Decoder {
 
  private:
   enum class Step { kChunk, kAgain, kDecode, kDraft, kRebuild };
+  using RecordOps = std::function<void(Recorder&)>;
+  // Makes a program for at most `rows` rows from the ops that it is given.
+  using MakeProgram =
+      std::function<Status(uint32_t rows, std::unique_ptr<Program>& into, const RecordOps& ops)>;
+  // The programs of steps, of work between steps, and of reports on entries and attention.
+  Status make_steps(const MakeProgram&, uint32_t drafted, Programs&) const;
+  Status make_upkeep(const MakeProgram&, Programs&) const;
+  Status make_reports(const MakeProgram&, Programs&) const;
   void record_step(Recorder&, Step, uint32_t rows = 1) const;
   void stage(Recorder&, uint32_t segment) const;
   void embed(Recorder&) const;
