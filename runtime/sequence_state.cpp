@@ -118,7 +118,8 @@ const char* SequenceFields::fault(const Setting& setting, std::span<const HeadRu
   if (unscored > unscored_rows(o) || unscored > read ||
       unscored_tokens.size() != (again_rows(o) ? unscored : 0))
     return "it has too many tokens without scores";
-  if (asking > std::min<uint64_t>(o.most_recalled() ? kAskingTokens : 0, read))
+  if (asking > std::min<uint64_t>(o.most_recalled() ? kAskingTokens : 0, read) ||
+      ahead > std::min<uint64_t>(o.most_recalled() ? o.chunk : 0, waiting.size()))
     return "it has too many queries";
   const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {

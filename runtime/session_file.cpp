@@ -38,7 +38,7 @@ struct SavedSnapshot {
   uint64_t position, ends_prompt;
 };
 struct SavedStore {
-  uint64_t asking;
+  uint32_t asking, ahead;
 };
 struct SavedRecall {
   uint32_t recalled, pages;
@@ -85,7 +85,8 @@ bool read_store(ByteReader& in, uint32_t runs, SessionFile& file) {
   std::vector<SavedRecall> all;
   if (!in.read(store) || !read_values(in, runs, all)) return false;
   file.sequence.recalled.resize(all.size());
-  file.sequence.asking = static_cast<uint32_t>(std::min<uint64_t>(store.asking, UINT32_MAX));
+  file.sequence.asking = store.asking;
+  file.sequence.ahead = store.ahead;
   for (size_t i = 0; i < all.size(); ++i) {
     file.sequence.recalled[i] = all[i].recalled;
     file.store_pages.push_back(all[i].pages);
@@ -140,7 +141,7 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
     put(bytes, s.sequence.recent.data(), s.sequence.recent.size());
   }
   if (has(head.version, kWithStore)) {
-    const SavedStore store{s.sequence.asking};
+    const SavedStore store{s.sequence.asking, s.sequence.ahead};
     put(bytes, &store, 1);
     for (size_t i = 0; i < s.store_pages.size(); ++i) {
       const SavedRecall recall{s.sequence.recalled[i], s.store_pages[i]};

@@ -228,11 +228,12 @@ Status Session::evict() {
 // The first waiting tokens call back evicted entries. They are read once to get their queries, and then again
 // by read_waiting(), which overwrites their entries, so that all of them attend to what they called back.
 Status Session::recall_ahead() {
-  if (!options().most_recalled() || !engine_->holds_stored()) return {};
+  if (!options().most_recalled()) return {};
   if (!state_.ahead) {
     const auto rows = static_cast<uint32_t>(std::min<size_t>(options().chunk, state_.waiting.size()));
     THIMBLE_TRY(upkeep());
     THIMBLE_TRY(make_room(rows, false));
+    if (!engine_->holds_stored()) return {};  // asked now, so that an interrupted eviction changes nothing
     engine_->set_tokens(std::span(state_.waiting).first(rows));
     Step step = new_rows(engine_->chunk_program(rows), rows);
     step.last = engine_->tail();

@@ -654,6 +654,50 @@ TEST_P(RecalledOn, InterruptsChangeNothing) {
   EXPECT_EQ(kept(*session), kept(*stopped));
 }
 
+// The first entries are evicted when a question needs room. It calls them back, whether or not it was
+// interrupted before they were in the store.
+TEST(Recalled, AnInterruptOfTheFirstEvictionChangesNothing) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  const auto session = open_session(seeded_model().model, with_store(48));
+  const auto stopped = open_session(seeded_model().model, with_store(48), device);
+  for (Session* s : {session.get(), stopped.get()}) {
+    read(*s, seeded_tokens(60));
+    for (const int32_t token : seeded_tokens(60, 64, 5)) must(s->accept(token));
+    EXPECT_EQ(s->state().evictions, 0u);
+    must(s->feed(seeded_tokens(20, 64, 3)));
+  }
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    stopped->interrupt();
+  };
+  must(session->flush());
+  EXPECT_GT(insist([&] { return stopped->flush(); }), 1);
+  device->before_submit = {};
+  stopped->forget_interrupt();
+  EXPECT_GT(session->state().recalled[0], 0u);
+  EXPECT_EQ(kept(*session), kept(*stopped));
+  EXPECT_EQ(flush(*session), flush(*stopped));
+}
+
+// The question has been read ahead, and is not read ahead again.
+TEST(Recalled, AFileThatWasSavedAmidAQuestionGoesOnFromThere) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  const auto session = open_session(seeded_model().model, with_store(48), device);
+  const auto copy = open_session(seeded_model().model, with_store(48));
+  read(*session, seeded_tokens(260));
+  must(session->feed(seeded_tokens(20, 64, 3)));
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    session->interrupt();
+  };
+  while (!session->state().ahead) ASSERT_EQ(session->flush().code(), Code::kInterrupted);
+  device->before_submit = {};
+  session->forget_interrupt();
+  restore(*copy, save(*session));
+  EXPECT_EQ(copy->state().ahead, 20u);
+  EXPECT_EQ(flush(*copy), flush(*session));
+  EXPECT_EQ(must(copy->stats()).prefill_tokens, 280u);
+  EXPECT_EQ(go_on(*copy), go_on(*session));
+}
+
 TEST_P(RecalledOn, LaterTurnsFindTheirEntries) {
   const auto session = open(seeded_model().model, with_store(512));
   read(*session, seeded_tokens(200));
