@@ -181,6 +181,7 @@ Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) 
     state.recalled[run] = rows;
   }
   ++state.generation;
+  state.attended = Attended::kUnknown;  // the entries are at other places now
   THIMBLE_TRY(submit({.program = programs_.recall.get(), .first = segment, .last = segment + 1}, state));
   return wait();
 }

@@ -323,8 +323,8 @@ Status Session::evict_to(const MemoryPlan& smaller) {
 
 Result<uint64_t> Session::shrink(uint32_t pool) {
   THIMBLE_TRY(begin(Call::kNone, {}));
-  THIMBLE_TRY(engine_->put_back(state_));
   THIMBLE_LET(smaller, engine_->smaller_plan(pool, state_));
+  THIMBLE_TRY(engine_->put_back(state_));
   THIMBLE_TRY(evict_to(smaller));
   return engine_->release(smaller, state_);
 }

@@ -678,6 +678,40 @@ TEST(Recalled, AnInterruptOfTheFirstEvictionChangesNothing) {
   EXPECT_EQ(flush(*session), flush(*stopped));
 }
 
+TEST(Recalled, ARefusedShrinkChangesNothing) {
+  const auto session = open_session(seeded_model().model, with_store(48));
+  read(*session, seeded_tokens(260));
+  EXPECT_GT(session->state().recalled[0], 0u);
+  const Kept before = kept(*session);
+  EXPECT_EQ(session->shrink(1000).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(kept(*session), before);
+}
+
+// What a token attended to names places in the pool. An interrupt may come after some layers have other
+// entries there.
+TEST(Recalled, WhatWasAttendedToIsUnknownOnceEntriesMoved) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  const auto session = open_session(seeded_model().model, with_store(48), device);
+  read(*session, seeded_tokens(260));
+  device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+    session->interrupt();
+  };
+  int moved = 0;
+  for (int i = 0; i < 40; ++i) {
+    const uint64_t read = session->state().read;
+    const uint32_t generation = session->state().generation;
+    insist([&] {
+      const Status status = session->step().status();
+      if (session->state().read == read && session->state().generation != generation) {
+        ++moved;
+        EXPECT_EQ(session->state().attended, Attended::kUnknown);
+      }
+      return status;
+    });
+  }
+  EXPECT_GT(moved, 0);
+}
+
 // The question has been read ahead, and is not read ahead again.
 TEST(Recalled, AFileThatWasSavedAmidAQuestionGoesOnFromThere) {
   const auto device = std::make_shared<SpyDevice>(cpu());
