@@ -117,6 +117,8 @@ struct SessionShape {
   bool labels = false;         // whether its programs contain the op label
   uint32_t stored_pages = 0;   // of each head, that the op attend_all reads; 0: they do not contain it
   bool recalls = false;        // whether they contain the op kv_recall
+  uint32_t voted_pages = 0;    // of each head, that the op page_vote reads
+  uint32_t voters = 0;         // the latest tokens whose queries vote for them
 };
 struct Needs {
   uint64_t fixed =
@@ -141,6 +143,7 @@ struct DeviceInfo {
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
   bool stages_weights = false;      // copies weights from the host's memory next to other ops (stage)
   bool lifts_views = false;         // has the op lift_view, and attention to its view
+  bool votes_pages = false;         // has the op page_vote
   uint32_t pool_rows = 1;           // rows of a step that attends to the pool itself (kFromPool)
 };
 
@@ -457,6 +460,22 @@ struct QueryKeep {
   Out kept;  // [ring][cols]
   QueryKeepParams p;
 };
+// The votes of the latest queries for pages of a store, which may be host memory that the device reads. A
+// query head votes for a page with the largest share that any of its queries would pay to the page, of all
+// attention to pages. Under kRopeList, the keys of a page rotate to where its middle would be among the
+// listed entries, and the query of age i to that of the i-th last of the listed entries and those ahead.
+struct PageVote {
+  In queries;  // [ring][cols], as query_keep stores them
+  In asked;  // uint [3]: how many of them vote, the position of the latest, and how many are of tokens ahead
+             // of the run's entries
+  In list, pos;     // of the run's own entries: as in kv_recall, and [run]
+  In pages, order;  // as in attend_all
+  KvArray stored_k;
+  In count;
+  In rope;
+  Out votes;  // [Hkv][page_capacity], in the order of `order`
+  PageVoteParams p;
+};
 // The state of the selection cache, per layer. The runtime clears it, and only reads `hits` and `misses`.
 struct GateState {
   uint32_t hit;         // whether this step uses the cached selection
@@ -660,6 +679,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(KvSpill, kv_spill, kOnAll)             \
   OP(KvRecall, kv_recall, kOnAll)           \
   OP(QueryKeep, query_keep, kOnAll)         \
+  OP(PageVote, page_vote, kOnCuda)          \
   OP(QueryGate, query_gate, kOnAll)         \
   OP(TokenScore, token_score, kOnAll)       \
   OP(PageBounds, page_bounds, kOnAll)       \

@@ -340,20 +340,11 @@ class Checker {
       h.grows = name_;
       bounds_.rows.narrow(1, name_);
     }
-    const uint64_t k_bytes = kv_bytes(o.stored_k.type, p.head_dim),
-                   v_bytes = kv_bytes(o.stored_v.type, p.head_dim),
-                   row_bytes = kStoredPage * (k_bytes + v_bytes);
-    const auto stored = [&](const char* operand, const View& v, uint32_t stride, uint64_t page_bytes,
-                            uint64_t last_page) {
-      const uint64_t before = (last(p) - 1) * stride * 64;
-      need(operand, v, before + (uint64_t(p.page_capacity) - 1) * page_bytes + last_page);
-    };
-    if (p.heads == 0 || p.page_capacity == 0) return refuse("was recorded without heads or pages");
-    stored("pages", o.pages, p.stored_stride, 4 * kWord, 4 * kWord);
-    stored("order", o.order, p.stored_stride, kWord, kWord);
-    stored("stored_k", o.stored_k.values, p.rows_stride, row_bytes, kStoredPage * k_bytes);
-    stored("stored_v", o.stored_v.values, p.rows_stride, row_bytes, kStoredPage * v_bytes);
-    need("count", o.count, last(p) * kWord);
+    const uint64_t page_bytes =
+        kStoredPage * (kv_bytes(o.stored_k.type, p.head_dim) + kv_bytes(o.stored_v.type, p.head_dim));
+    stored(o, p);
+    stored_rows("stored_k", o.stored_k, page_bytes, p);
+    stored_rows("stored_v", o.stored_v, page_bytes, p);
     if (o.sinks) need("sinks", o.sinks, queries * kWord);
     need("q", o.q, strided(rows(), p.row_stride, queries * p.head_dim));
     need("y", o.y, strided(rows(), p.y_stride, queries * p.head_dim));
@@ -440,6 +431,20 @@ class Checker {
     if (p.ring == 0) refuse("was recorded to keep no queries");
     need("q", o.q, strided(rows(), p.row_stride, p.cols));
     need("kept", o.kept, uint64_t(p.ring) * p.cols * kWord);
+  }
+
+  void operator()(const PageVote& o) {
+    const PageVoteParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("pos", o.pos, h);
+    if (p.ring == 0) refuse("was recorded without queries");
+    need("queries", o.queries, uint64_t(p.ring) * p.cols * kWord);
+    need("asked", o.asked, 3 * kWord);
+    need("list", o.list, last(p) * p.list_capacity * kWord);
+    stored(o, p);
+    stored_rows("stored_k", o.stored_k, p.page_bytes, p);
+    need("votes", o.votes, last(p) * p.page_capacity * kWord);
+    (p.rope.mode == kRopeOriginal ? bounds_.positions : h.entries).narrow(rope_positions(o.rope, p), name_);
   }
 
   void operator()(const QueryGate& o) {
@@ -757,6 +762,26 @@ class Checker {
   }
   // The bound on the entries that a row attends to: those of its list, or all.
   static Bound& attended(const In& list, HeadBounds& h) { return list ? h.selected : h.entries; }
+
+  // The pages of a store.
+  template <typename Params>
+  void need_pages(const char* operand, const View& v, uint32_t stride, uint64_t page_bytes,
+                  uint64_t last_page, const Params& p) {
+    const uint64_t before = (last(p) - 1) * stride * 64;
+    need(operand, v, before + (uint64_t(p.page_capacity) - 1) * page_bytes + last_page);
+  }
+  template <typename O, typename Params>
+  void stored(const O& o, const Params& p) {
+    if (p.heads == 0 || p.page_capacity == 0) return refuse("was recorded without heads or pages");
+    need_pages("pages", o.pages, p.stored_stride, 4 * kWord, 4 * kWord, p);
+    need_pages("order", o.order, p.stored_stride, kWord, kWord, p);
+    need("count", o.count, last(p) * kWord);
+  }
+  template <typename Params>
+  void stored_rows(const char* operand, const KvArray& a, uint64_t page_bytes, const Params& p) {
+    if (p.heads == 0 || p.page_capacity == 0) return;
+    need_pages(operand, a.values, p.rows_stride, page_bytes, kStoredPage * kv_bytes(a.type, p.head_dim), p);
+  }
 
   // The number of positions that a rope table covers.
   template <typename Params>

@@ -412,6 +412,22 @@ struct QueryKeepParams {
   uint ring;        // rows that are kept
 };
 
+struct PageVoteParams {
+  uint first_head, heads;  // KV heads
+  uint group;              // query heads per KV head
+  uint head_dim;
+  uint cols;  // of all heads' queries
+  uint ring;  // rows of queries
+  uint head_state;
+  uint list_capacity;
+  uint page_capacity;  // pages of each head
+  uint stored_stride;  // as in AttendAllParams
+  uint rows_stride;
+  uint page_bytes;  // of a page's keys and values
+  float scale;      // of the products of queries and keys
+  RopeParams rope;
+};
+
 struct QueryGateParams {
   uint cols;   // query heads * head_dim
   uint heads;  // KV heads

@@ -622,6 +622,39 @@ void Decoder::exchange(const LayerStep& l) const {
   policies_.selection->record_upkeep(l);
 }
 
+// Votes with the latest queries for the pages of the store that come back.
+void Decoder::vote_for_pages(const LayerStep& l) const {
+  const RecallViews& r = at_.recall;
+  const RecallViews::Stored& stored = r.stored[l.layer];
+  const uint32_t head_dim = l.attention().head_dim;
+  l.recorder.record(PageVote{
+      .queries = r.queries[l.layer],
+      .asked = r.asked,
+      .list = r.list,
+      .pos = l.pool().pos,
+      .pages = stored.pages,
+      .order = stored.order,
+      .stored_k = stored.k,
+      .count = r.pages.slice(l.head_state() * sizeof(uint32_t), l.attention().kv_heads * sizeof(uint32_t)),
+      .rope = l.rope_table(),
+      .votes = r.votes,
+      .p = {.first_head = 0,
+            .heads = l.attention().kv_heads,
+            .group = l.attention().group(),
+            .head_dim = head_dim,
+            .cols = l.attention().q_cols(),
+            .ring = kAskingTokens,
+            .head_state = l.head_state(),
+            .list_capacity = 1 + dimensions_.reach,
+            .page_capacity = stored.page_capacity,
+            .stored_stride = stored.stride,
+            .rows_stride = stored.rows_stride,
+            .page_bytes = static_cast<uint32_t>(
+                kStoredPage * (kv_bytes(stored.k.type, head_dim) + kv_bytes(stored.v.type, head_dim))),
+            .scale = model_.attention_scale,
+            .rope = l.rope()}});
+}
+
 // Keeps the queries of the latest tokens, which choose what comes back from the store.
 void Decoder::keep_asking(const LayerStep& l) const {
   l.recorder.record(QueryKeep{
@@ -983,8 +1016,13 @@ Status Decoder::make_upkeep(const MakeProgram& make, Programs& programs) const {
     THIMBLE_TRY(make(1, programs.recall, [&](Recorder& r) {
       for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
         if (!model_.layers[layer].retains()) continue;
+        const LayerStep l = layer_step(r, layer, Step::kDecode);
         r.segment();
-        exchange(layer_step(r, layer, Step::kDecode));
+        if (at_.recall.votes) {
+          vote_for_pages(l);
+          r.segment();
+        }
+        exchange(l);
       }
     }));
   THIMBLE_TRY(make(kLogitRowsAtOnce, programs.log_prob, [&](Recorder& r) {

@@ -24,12 +24,13 @@ struct Programs {
   std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
   // Like decode, for several rows, with the segments of a chunk. Null: chunks serve for drafts.
   std::unique_ptr<Program> draft;
-  std::unique_ptr<Program> rebuild;   // like decode, after rows read again, through the chunk buffer
-  std::unique_ptr<Program> embed;     // the embedding of a step's rows, as stored in the model, in `x`
-  std::unique_ptr<Program> upkeep;    // scores of the waiting tokens; one segment a layer, and one for the
-                                      // embedding if the tokens are read again
-  std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
-  std::unique_ptr<Program> recall;    // exchange of entries with the store; one segment a layer
+  std::unique_ptr<Program> rebuild;  // like decode, after rows read again, through the chunk buffer
+  std::unique_ptr<Program> embed;    // the embedding of a step's rows, as stored in the model, in `x`
+  std::unique_ptr<Program> upkeep;   // scores of the waiting tokens; one segment a layer, and one for the
+                                     // embedding if the tokens are read again
+  std::unique_ptr<Program> evict;    // compaction of a full pool; one segment a layer
+  // Exchange of entries with the store: one segment a layer, after one for the device's votes if it votes.
+  std::unique_ptr<Program> recall;
   std::unique_ptr<Program> log_prob;  // log-probabilities of the targets; runs after a tail
   // For each position of a slice, the number of heads that hold it, in layers without a window. Null: every
   // layer has a window.
@@ -88,6 +89,7 @@ class Decoder {
   void compact(const LayerStep&) const;
   void merge(const LayerStep&) const;
   void keep_query(const LayerStep&) const;
+  void vote_for_pages(const LayerStep&) const;
   void keep_asking(const LayerStep&) const;
   void spill(const LayerStep&, const RetentionPolicy::Scores&) const;
   void exchange(const LayerStep&) const;

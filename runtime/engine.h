@@ -207,7 +207,8 @@ class Engine {
   Status store_spilled();
   Status without_store(const Status& why);
   Status list_own(const AttentionMixer&, const SequenceState&);
-  Status exchange(uint32_t layer, uint32_t segment, SequenceState&);
+  Status choose(uint32_t layer, uint32_t retaining, uint32_t asking, const SequenceState&);
+  Status exchange(uint32_t layer, uint32_t retaining, SequenceState&);
   Status score_on_host(HostControl&, Step&, const SequenceState&);
   Status copy_to(Engine& twin, const SequenceState&) const;
   Status move_head(size_t head, uint64_t from, uint64_t to, uint64_t entries) const;

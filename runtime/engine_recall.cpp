@@ -17,7 +17,8 @@ Status Engine::make_store() {
   if (!plan_.options.recall) return {};
   RecallStore::Shape shape = recall_shape(*model_, plan_.options);
   std::byte* memory = nullptr;
-  if (plan_.options.recalls_all() && !device_->info().unified) {
+  const bool device_reads = plan_.options.recalls_all() || !plan_.host_votes;
+  if (device_reads && !device_->info().unified) {
     THIMBLE_SET(stored_, device_->alloc(MemKind::kIo, RecallStore::memory_bytes(shape)));
     memory = static_cast<std::byte*>(stored_->mapped);
   }
@@ -29,7 +30,7 @@ Status Engine::make_store() {
 
 // Shows the store to the ops that read its entries where they are.
 Status Engine::show_store() {
-  if (!plan_.options.recalls_all()) return {};
+  if (!layout_.recall.pages) return {};
   layout_.recall.stored.resize(model_->layers.size());
   const std::span<const std::byte> memory = store_->memory();
   if (!stored_) THIMBLE_SET(stored_, device_->import_host(memory.data(), memory.size()));
@@ -107,36 +108,58 @@ Status Engine::check_store(const Status& done, SequenceState& state) {
 }
 
 Status Engine::recall(SequenceState& state) {
-  const uint32_t asking = state.ahead ? state.ahead : state.asking;
+  const uint32_t asking = std::min(kAskingTokens, state.ahead ? state.ahead : state.asking);
   if (!choice_ || !holds_stored() || !asking) return {};
-  uint32_t segment = 0;
+  uint32_t retaining = 0;
   for (uint32_t layer = 0; layer < model_->layers.size(); ++layer) {
     if (!model_->layers[layer].retains()) continue;
     THIMBLE_TRY(check_interrupt());
-    const AttentionMixer& m = *model_->layers[layer].attention();
-    THIMBLE_TRY(list_own(m, state));
-    THIMBLE_TRY(device_->read(choice_->queries().data(), layout_.recall.queries[layer]));
-    choice_->choose(*store_, m,
-                    {.tokens = std::min(kAskingTokens, asking),
-                     .read = state.read + state.ahead,
-                     .ahead = state.ahead,
-                     .scale = model_->attention_scale,
-                     .rope = rope_params(setting_, m, layout_, layer),
-                     .alike = !plan_.options.recalls_per_head()},
-                    *device_->host);
-    THIMBLE_TRY(check_store(exchange(layer, segment++, state), state));
+    THIMBLE_TRY(list_own(*model_->layers[layer].attention(), state));
+    THIMBLE_TRY(choose(layer, retaining, asking, state));
+    THIMBLE_TRY(check_store(exchange(layer, retaining++, state), state));
   }
   return {};
 }
 
+// Chooses the pages that come back into a layer's runs, with the queries of so many latest tokens.
+Status Engine::choose(uint32_t layer, uint32_t retaining, uint32_t asking, const SequenceState& state) {
+  const AttentionMixer& m = *model_->layers[layer].attention();
+  const RecallViews& r = layout_.recall;
+  const bool alike = !plan_.options.recalls_per_head();
+  const uint64_t read = state.read + state.ahead;
+  if (!r.votes) {
+    THIMBLE_TRY(device_->read(choice_->queries().data(), r.queries[layer]));
+    choice_->choose(*store_, m,
+                    {.tokens = asking,
+                     .read = read,
+                     .ahead = state.ahead,
+                     .scale = model_->attention_scale,
+                     .rope = rope_params(setting_, m, layout_, layer),
+                     .alike = alike},
+                    *device_->host);
+    return {};
+  }
+  uint32_t* const asked = on_host<uint32_t>(r.asked);
+  asked[0] = asking;
+  asked[1] = static_cast<uint32_t>(read - 1);
+  asked[2] = state.ahead;
+  const uint32_t segment = 2 * retaining;
+  THIMBLE_TRY(
+      submit({.program = programs_.recall.get(), .first = segment, .last = segment + 1, .reads_store = true},
+             state));
+  THIMBLE_TRY(wait());
+  choice_->choose(*store_, m, alike, on_host<float>(r.votes));
+  return {};
+}
+
 Status Engine::put_back(SequenceState& state) {
-  uint32_t segment = 0;
+  uint32_t retaining = 0;
   for (uint32_t layer = 0; layer < model_->layers.size() && choice_; ++layer) {
     if (!model_->layers[layer].retains()) continue;
     const AttentionMixer& m = *model_->layers[layer].attention();
     THIMBLE_TRY(list_own(m, state));
     choice_->choose_none();
-    THIMBLE_TRY(exchange(layer, segment++, state));
+    THIMBLE_TRY(exchange(layer, retaining++, state));
   }
   return {};
 }
@@ -156,7 +179,8 @@ Status Engine::list_own(const AttentionMixer& m, const SequenceState& state) {
 }
 
 // Replaces the entries that came from the store by those of the chosen pages, in all runs of a layer.
-Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) {
+// `retaining`: the number of layers before it that have a store.
+Status Engine::exchange(uint32_t layer, uint32_t retaining, SequenceState& state) {
   const AttentionMixer& m = *model_->layers[layer].attention();
   const RecallViews& r = layout_.recall;
   const uint64_t capacity = plan_.dimensions.reach;
@@ -182,6 +206,7 @@ Status Engine::exchange(uint32_t layer, uint32_t segment, SequenceState& state) 
   }
   ++state.generation;
   state.attended = Attended::kUnknown;  // the entries are at other places now
+  const uint32_t segment = r.votes ? 2 * retaining + 1 : retaining;
   THIMBLE_TRY(submit({.program = programs_.recall.get(), .first = segment, .last = segment + 1}, state));
   return wait();
 }

@@ -64,6 +64,7 @@ uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t label_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t kv_recall_scratch(const ModelShape&, const SessionShape&, const Card&);
+uint64_t page_vote_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Card&);
 
 }  // namespace thimble::cuda

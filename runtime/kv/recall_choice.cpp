@@ -35,10 +35,12 @@ PageVotes::Limits votes_limits(const Model& model, const RecallChoice::Limits& l
 
 }  // namespace
 
-RecallChoice::RecallChoice(const Model& model, const Limits& limits)
-    : limits_(limits), votes_(model.rope, votes_limits(model, limits)) {
+RecallChoice::RecallChoice(const Model& model, const Limits& limits) : limits_(limits) {
   const Widest widest(model);
-  ring_.resize(size_t(kAskingTokens) * widest.q_cols);
+  if (limits.votes) {
+    votes_.emplace(model.rope, votes_limits(model, limits));
+    ring_.resize(size_t(kAskingTokens) * widest.q_cols);
+  }
   positions_.resize(size_t(widest.kv_heads) * limits.capacity);
   own_.resize(widest.kv_heads);
   sums_.resize(limits.pages);
@@ -50,9 +52,11 @@ RecallChoice::RecallChoice(const Model& model, const Limits& limits)
 uint64_t RecallChoice::bytes(const Model& model, const Limits& limits) {
   const Widest widest(model);
   const uint64_t word = 4, kv_heads = widest.kv_heads;
-  return PageVotes::bytes(model.rope, votes_limits(model, limits)) +
-         word * (uint64_t(kAskingTokens) * widest.q_cols + kv_heads * limits.capacity + 2 * kv_heads +
-                 2 * limits.pages + kv_heads * limits.recall);
+  const uint64_t voting = limits.votes ? PageVotes::bytes(model.rope, votes_limits(model, limits)) +
+                                             word * kAskingTokens * widest.q_cols
+                                       : 0;
+  return voting +
+         word * (kv_heads * limits.capacity + 2 * kv_heads + 2 * limits.pages + kv_heads * limits.recall);
 }
 
 void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head, uint32_t entries,
@@ -72,42 +76,58 @@ void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head,
   list[0] = own_[head] = own;
 }
 
-void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking,
-                          Host& host) {
-  const auto vote = [&](uint32_t head, std::span<float> sums) {
-    votes_.add(store, m.first_run + head,
-               {.ring = ring_.data() + size_t(head) * m.group() * m.head_dim,
-                .stride = m.q_cols(),
-                .count = asking.tokens,
-                .group = m.group(),
-                .head_dim = m.head_dim,
-                .read = asking.read,
-                .ahead = asking.ahead,
-                .scale = asking.scale},
-               asking.rope, positions(head).first(own_[head]), host, sums);
-  };
+template <typename Vote>
+void RecallChoice::choose_with(const RecallStore& store, const AttentionMixer& m, bool alike,
+                               const Vote& vote) {
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
     const size_t run = m.first_run + head;
     const std::span<float> sums = std::span(sums_).first(store.count(run));
-    if (!asking.alike || head == 0) {
+    if (!alike || head == 0) {
       std::fill(sums.begin(), sums.end(), 0.0f);
-      for (uint32_t voter = head; voter < (asking.alike ? m.kv_heads : head + 1); ++voter) vote(voter, sums);
+      for (uint32_t voter = head; voter < (alike ? m.kv_heads : head + 1); ++voter) vote(voter, sums);
     }
     take_best(store, run, head, sums);
   }
 }
 
-// Of pages with equal votes, the later one comes first.
+void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking,
+                          Host& host) {
+  choose_with(store, m, asking.alike, [&](uint32_t head, std::span<float> sums) {
+    votes_->add(store, m.first_run + head,
+                {.ring = ring_.data() + size_t(head) * m.group() * m.head_dim,
+                 .stride = m.q_cols(),
+                 .count = asking.tokens,
+                 .group = m.group(),
+                 .head_dim = m.head_dim,
+                 .read = asking.read,
+                 .ahead = asking.ahead,
+                 .scale = asking.scale},
+                asking.rope, positions(head).first(own_[head]), host, sums);
+  });
+}
+
+void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, bool alike, const float* votes) {
+  choose_with(store, m, alike, [&](uint32_t head, std::span<float> sums) {
+    const float* const of_head = votes + size_t(head) * limits_.pages;
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_head[i];
+  });
+}
+
+// Takes pages from a heap, since few of many fit. Of pages with equal votes, the later one comes first.
 void RecallChoice::take_best(const RecallStore& store, size_t run, uint32_t head,
                              std::span<const float> votes) {
-  const std::span<uint32_t> order = std::span(order_).first(votes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](uint32_t a, uint32_t b) { return votes[a] != votes[b] ? votes[a] > votes[b] : a > b; });
+  const std::span<uint32_t> heap = std::span(order_).first(votes.size());
+  const auto comes_later = [&](uint32_t a, uint32_t b) {
+    return votes[a] != votes[b] ? votes[a] < votes[b] : a < b;
+  };
+  std::iota(heap.begin(), heap.end(), 0);
+  std::make_heap(heap.begin(), heap.end(), comes_later);
   uint32_t* const chosen = &chosen_[size_t(head) * limits_.recall];
   uint32_t &count = counts_[head], room = limits_.recall;
   count = 0;
-  for (const uint32_t page : order) {
+  for (auto end = heap.end(); end != heap.begin(); --end) {
+    std::pop_heap(heap.begin(), end, comes_later);
+    const uint32_t page = *(end - 1);
     const auto entries = static_cast<uint32_t>(std::popcount(store.page(run, page).held));
     if (entries > room) break;
     room -= entries;

@@ -2,6 +2,8 @@
 // as their entries fit.
 #pragma once
 
+#include <optional>
+
 #include "runtime/kv/page_votes.h"
 
 namespace thimble {
@@ -14,6 +16,7 @@ class RecallChoice {
     uint32_t recall = 0;                       // entries that come back into a run at most
     uint32_t pages = 0;                        // of a run in the store
     uint32_t threads = 1;                      // of the host
+    bool votes = true;                         // whether the host votes
   };
   RecallChoice(const Model&, const Limits&);
   // The bytes of such an object's arrays.
@@ -37,8 +40,10 @@ class RecallChoice {
     RopeParams rope = {};
     bool alike = false;  // whether all heads of the layer get the same positions
   };
-  // Chooses pages for all heads of a layer, after list_own().
+  // Chooses pages for all heads of a layer, after list_own(), if the host votes.
   void choose(const RecallStore&, const AttentionMixer&, const Asking&, Host&);
+  // The same with the votes of a device, [kv head][pages].
+  void choose(const RecallStore&, const AttentionMixer&, bool alike, const float* votes);
   // The pages that a head gets, by ascending index.
   std::span<const uint32_t> chosen(uint32_t head) const { return {chosen_of(head), counts_[head]}; }
   void choose_none() { std::fill(counts_.begin(), counts_.end(), 0); }
@@ -47,15 +52,18 @@ class RecallChoice {
 
  private:
   const uint32_t* chosen_of(uint32_t head) const { return &chosen_[size_t(head) * limits_.recall]; }
+  // Chooses with the votes that vote(head, votes) adds for the pages of a head.
+  template <typename Vote>
+  void choose_with(const RecallStore&, const AttentionMixer&, bool alike, const Vote&);
   void take_best(const RecallStore&, size_t run, uint32_t head, std::span<const float> votes);
 
   Limits limits_;
-  PageVotes votes_;
-  std::vector<float> ring_;         // [kAskingTokens][H dh]
+  std::optional<PageVotes> votes_;
+  std::vector<float> ring_;         // [kAskingTokens][H dh], if the host votes
   std::vector<int32_t> positions_;  // [kv head][capacity]
   std::vector<uint32_t> own_;       // [kv head]: the number of own entries
   std::vector<float> sums_;         // [pages]: votes
-  std::vector<uint32_t> order_;     // [pages]: pages by descending votes
+  std::vector<uint32_t> order_;     // [pages]: a heap of pages by votes
   std::vector<uint32_t> chosen_;    // [kv head][recall]
   std::vector<uint32_t> counts_;    // [kv head]
 };

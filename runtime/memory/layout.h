@@ -64,7 +64,7 @@ struct RecallViews {
   View spilled, rows;         // uint [1 + kv head]: see kv_spill; uint [kv head]: see kv_recall
   View list;                  // [kv head][1 + reach]
   std::vector<View> queries;  // f32 [kAskingTokens][H dh] of each layer
-  // If everything is recalled: the pages of each run that the step reads, uint [run], and where the store
+  // If the device reads the store: the pages of each run that the step reads, uint [run], and where the store
   // has those of each layer (see attend_all). `stored` is set once there is a store.
   View pages;
   struct Stored {
@@ -73,7 +73,8 @@ struct RecallViews {
     uint32_t page_capacity = 0, stride = 0, rows_stride = 0;
   };
   std::vector<Stored> stored;
-  View window;  // in io, if the store has a file: its rows of one layer, [kv head][page]
+  View window;        // in io, if the store has a file: its rows of one layer, [kv head][page]
+  View asked, votes;  // if the device votes (see page_vote): uint [3], and f32 [kv head][page] of one layer
 };
 
 struct Layout {

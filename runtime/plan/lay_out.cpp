@@ -118,7 +118,7 @@ std::vector<ChunkRows> place_chunks(const Setting& s, Arena& arena) {
   return chunks;
 }
 
-RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
+RecallViews place_recall(const Setting& s, const DeviceInfo& device, Arena& pool, Arena& io) {
   const uint64_t word = 4, kv_heads = s.model.shape.kv_heads, entries = s.dimensions.reach;
   const bool chooses = s.options.most_recalled();
   RecallViews r;
@@ -146,10 +146,15 @@ RecallViews place_recall(const Setting& s, Arena& pool, Arena& io) {
   if (chooses) {
     r.rows = io.place(kv_heads * word);
     r.list = io.place(kv_heads * (1 + entries) * word);
-  } else {
-    r.pages = io.place(s.dimensions.runs.size() * word);
-    if (s.options.recall_disk) r.window = io.place(s.dimensions.stored * (key_bytes + value_bytes));
   }
+  const bool votes = votes_on_device(s.options, device);
+  if (votes) {
+    r.asked = io.place(3 * word);
+    r.votes = io.place(kv_heads * recall_shape(s.model, s.options).pages * word);
+  }
+  if (s.options.recalls_all() || votes) r.pages = io.place(s.dimensions.runs.size() * word);
+  if (s.options.recalls_all() && s.options.recall_disk)
+    r.window = io.place(s.dimensions.stored * (key_bytes + value_bytes));
   return r;
 }
 
@@ -183,6 +188,10 @@ RecallStore::Shape recall_shape(const Model& model, const SessionOptions& o) {
   if (o.context)  // more pages than the text has would stay empty
     shape.pages = std::min(shape.pages, static_cast<uint32_t>(ceil_div(o.context, kRecallPage)));
   return shape;
+}
+
+bool votes_on_device(const SessionOptions& o, const DeviceInfo& device) {
+  return device.votes_pages && o.recall_mem && o.most_recalled();
 }
 
 Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& device, uint64_t scratch,
@@ -292,7 +301,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
 
   l.tokens = io.place(rows * i32);
   if (HostControl* host = policies.host()) host->place_on_host(setting, io);
-  if (o.recall) l.recall = place_recall(setting, pool, io);
+  if (o.recall) l.recall = place_recall(setting, device, pool, io);
   l.targets = io.place(kLogitRowsAtOnce * i32);
   l.arg_max = io.place(kLogitRowsAtOnce * i32);
   l.log_prob = io.place(kLogitRowsAtOnce * f32);

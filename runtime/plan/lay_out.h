@@ -15,6 +15,8 @@ Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, W
                Arena& workspace, Arena& io);
 // The shape of the store of evicted entries that the options ask for, with as many pages as its memory has.
 RecallStore::Shape recall_shape(const Model&, const SessionOptions&);
+// Whether the device votes for the pages that come back from the store (see page_vote).
+bool votes_on_device(const SessionOptions&, const DeviceInfo&);
 // Fills the RoPE tables. `context` decides which factors longrope uses.
 Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
 // Gives a step its tokens. Of an embedding that stays on the host, the step gets the rows of these tokens.

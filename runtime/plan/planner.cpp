@@ -34,7 +34,7 @@ uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies
   return trained_entries(model, o);
 }
 
-SessionShape session_shape(const Setting& s, const Policies& policies) {
+SessionShape session_shape(const Setting& s, const DeviceInfo& device, const Policies& policies) {
   const Dimensions& d = s.dimensions;
   return {.chunk = s.options.chunk,
           .run_capacity = d.capacity,
@@ -46,7 +46,9 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
                            : 0,
           .heads = static_cast<uint32_t>(d.runs.size()),
           .stored_pages = s.dimensions.stored / kRecallPage,
-          .recalls = s.options.most_recalled() != 0};
+          .recalls = s.options.most_recalled() != 0,
+          .voted_pages = votes_on_device(s.options, device) ? recall_shape(s.model, s.options).pages : 0,
+          .voters = kAskingTokens};
 }
 
 // Whether the keys of all layers among which runs may move have the same width.
@@ -143,7 +145,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
         "model whose windows are shorter",
         kMostLayerEntries);
   const Setting setting{model, plan.options, d};
-  SessionShape session = session_shape(setting, policies);
+  SessionShape session = session_shape(setting, device, policies);
   session.labels = labels;
   THIMBLE_LET(needs, most_needs(model, on, o, session));
 
@@ -159,6 +161,7 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
     if (!shape.pages) return too_small_store(shape, o);
     plan.store_pages = shape.pages;
     plan.host_threads = on.host->threads();
+    plan.host_votes = !votes_on_device(o, device);
     if (o.recalls_all()) plan.recall_bytes = uint64_t(stored_entry_cost(model, o).bytes) * d.stored;
     (shape.in_file ? plan.store_file : plan.store) =
         shape.in_file ? RecallStore::file_bytes(shape) : RecallStore::bytes(shape);
@@ -261,7 +264,8 @@ RecallChoice::Limits recall_limits(const MemoryPlan& plan) {
           .capacity = plan.dimensions.capacity,
           .recall = o.most_recalled(),
           .pages = plan.store_pages,
-          .threads = plan.host_threads};
+          .threads = plan.host_threads,
+          .votes = plan.host_votes};
 }
 
 // What a store takes of the session's memory: what chooses the entries that come back, and the index of a

@@ -20,6 +20,7 @@ struct MemoryPlan {
   uint64_t store_file = 0;    // bytes of a file for evicted entries; its index is part of io
   uint32_t store_pages = 0;   // of each head
   uint32_t host_threads = 1;  // that choose among them
+  bool host_votes = true;     // whether these vote for them, too, and not the device
   uint64_t recall_bytes = 0;  // what a generated token reads of a full store, if everything is recalled
   uint64_t states = 0;        // part of pool: the states of recurrent layers, in all slots
   uint64_t released = 0;      // part of the original pool that was given back; in no other number

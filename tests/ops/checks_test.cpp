@@ -431,6 +431,33 @@ const Case kCases[] = {
      [](Operands& o) -> Op {
        return QueryKeep{o((kRows - 1) * 40 + 24), o(3 * 24), {.cols = 24, .row_stride = 40, .ring = 3}};
      }},
+    {"page_vote", 1,
+     [](Operands& o) -> Op {
+       constexpr uint32_t kPageBytes = kStoredPage * kDim * 4, kBlocks = kPages * kPageBytes / 64;
+       const auto stored = [&](uint64_t last) { return o(16 * kBlocks + last); };
+       return PageVote{o(3 * kQueries * kDim),
+                       o(3),
+                       o(kHeads * (1 + kListed)),
+                       o(kEntries),
+                       stored(4 * kPages),
+                       stored(kPages),
+                       {stored((kPages - 1) * kStoredPage * kDim + kStoredPage * kDim / 2)},
+                       o(kHeads),
+                       o((64 + 1) * kDim),
+                       o(kHeads * kPages),
+                       {.heads = kHeads,
+                        .group = kGroup,
+                        .head_dim = kDim,
+                        .cols = kQueries * kDim,
+                        .ring = 3,
+                        .list_capacity = 1 + kListed,
+                        .page_capacity = kPages,
+                        .stored_stride = kBlocks,
+                        .rows_stride = kBlocks,
+                        .page_bytes = kPageBytes,
+                        .scale = 1,
+                        .rope = kRope}};
+     }},
     {"query_gate", 1,
      [](Operands& o) -> Op {
        return QueryGate{
@@ -866,7 +893,9 @@ class Checks : public OpTest {
                              .positions = kPositions,
                              .heads = kHeads,
                              .stored_pages = kPages,
-                             .recalls = true};
+                             .recalls = true,
+                             .voted_pages = kPages,
+                             .voters = 3};
     size_for(kHeads, kGroup, kDim, shape);
     auto needs = device().needs(model, session);
     ASSERT_TRUE(needs.ok()) << needs.status().message();

@@ -151,6 +151,7 @@ struct TakesTypes {
   bool operator()(const KvRecall& op) const {
     return copies(op.row_k, op.k, op.k, op.p.head_dim) && copies(op.row_v, op.v, op.v, op.p.head_dim);
   }
+  bool operator()(const PageVote& op) const { return takes(op.stored_k, op.p.head_dim); }
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const {  // f16 bounds would round those of bf16
     return (op.k.type == DType::kF16 || has_blocks(op.k)) && takes(op.k, op.p.head_dim);
@@ -222,8 +223,8 @@ class CudaDevice : public Device {
     uint64_t scratch = 0;
     for (const auto op_scratch :
          {dense_scratch, attention_scratch, attend_all_scratch, token_score_scratch, page_score_scratch,
-          vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch, arg_max_scratch, route_scratch,
-          expert_scratch, delta_net_scratch})
+          vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch, page_vote_scratch, arg_max_scratch,
+          route_scratch, expert_scratch, delta_net_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),
@@ -335,7 +336,8 @@ DeviceInfo info_of(int index, const cudaDeviceProp& properties) {
           .unified = false,
           .view_element_bytes = 2,
           .stages_weights = true,
-          .lifts_views = true};
+          .lifts_views = true,
+          .votes_pages = true};
 }
 
 }  // namespace
