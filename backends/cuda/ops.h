@@ -56,6 +56,7 @@ uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  //
 uint64_t route_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Card&);  // expert_glu, expert_linear
 uint64_t delta_net_scratch(const ModelShape&, const SessionShape&, const Card&);
+uint64_t ssm_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t attend_all_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&);

@@ -721,7 +721,7 @@ void ssm_cases(Bench& b, std::vector<Case>& cases) {
                                .dt_column = 0,
                                .dt_stride = s.heads,
                                .y_stride = values};
-             return Work{.model = {.layers = 1, .d_model = values, .ssm_heads = s.heads},
+             return Work{.model = {.layers = 1, .d_model = values, .ssm_heads = s.heads, .mixer_out = values},
                          .session = {.chunk = rows},
                          .max_rows = rows,
                          .step = {.n_rows = rows, .state_from = 0, .state_to = 1},

@@ -129,6 +129,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                    .delta_values = 32,
                    .delta_width = 128,
                    .ssm_heads = 64,
+                   .mixer_out = 4096,
                    .retainer = {{{1024, 8192}, {8, 1024}}}};
   SessionShape session{.chunk = 1024,
                        .run_capacity = 4096,

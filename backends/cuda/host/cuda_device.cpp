@@ -224,7 +224,7 @@ class CudaDevice : public Device {
     for (const auto op_scratch :
          {dense_scratch, attention_scratch, attend_all_scratch, token_score_scratch, page_score_scratch,
           vote_scratch, top_k_scratch, label_scratch, kv_recall_scratch, page_vote_scratch, arg_max_scratch,
-          route_scratch, expert_scratch, delta_net_scratch})
+          route_scratch, expert_scratch, delta_net_scratch, ssm_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

@@ -1,7 +1,6 @@
-// ssm: Mamba-2, row by row. Columns of a state are independent, so a block takes 32 of them, and holds its
-// part of the state in registers while it goes through the rows.
-#include "backends/cuda/gate.cuh"
-#include "backends/cuda/ops.h"
+// ssm: Mamba-2. Few rows go row by row, many in chunks. Columns of a state are independent, so a block that
+// goes row by row takes 32 of them, and holds its part of the state in registers.
+#include "backends/cuda/mixers/ssm.cuh"
 
 namespace thimble::cuda {
 namespace {
@@ -9,17 +8,10 @@ namespace {
 constexpr uint32_t kCols = kWarp;  // columns of a block
 constexpr uint32_t kWarps = 8, kThreads = kWarps * kWarp;
 
-struct Operands {
-  const float *xbc, *dt, *dt_bias, *a, *d;
-  float* slots;
-  uint64_t slot_stride;  // in floats
-  float* y;
-};
-
 // Number i * kWarps + warp of a column is of that warp, and a lane holds a column. kState is the state's size
 // or more; numbers after its end remain 0.
 template <uint32_t kState>
-__global__ void __launch_bounds__(kThreads) ssm_kernel(const StepParams* step, SsmParams p, Operands o) {
+__global__ void __launch_bounds__(kThreads) ssm_kernel(const StepParams* step, SsmParams p, SsmOperands o) {
   constexpr uint32_t kNumbers = kState / kWarps;
   constexpr uint32_t kElements = (2 * kState + kThreads - 1) / kThreads;  // of B and C that a thread reads
   __shared__ float vectors[2][2 * kState];                                // [row % 2]: B and C
@@ -103,9 +95,12 @@ __global__ void __launch_bounds__(kThreads) ssm_kernel(const StepParams* step, S
 
 void ssm(const Launch& l, const Ssm& op) {
   const SsmParams& p = op.p;
-  const Operands o{
+  const SsmOperands o{
       data<float>(op.xbc), data<float>(op.dt),       data<float>(op.dt_bias),          data<float>(op.a),
       data<float>(op.d),   data<float>(op.s.block0), op.s.slot_stride / sizeof(float), data<float>(op.y)};
+  if (l.max_rows >= kLeastChunkRows &&
+      l.scratch_bytes >= ssm_chunk_bytes(p.heads, p.groups, p.heads * p.width, p.state))
+    return ssm_chunks(l, p, o);
   const auto kernel = p.state <= 16    ? ssm_kernel<16>
                       : p.state <= 64  ? ssm_kernel<64>
                       : p.state <= 128 ? ssm_kernel<128>
