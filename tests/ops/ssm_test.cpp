@@ -370,8 +370,10 @@ TEST_P(Ssms, TakeExtremeDecays) {
   for (size_t i = 0; i < text.dt.size(); ++i) text.dt[i] = logits[i % 8];
   expect_text(text);
   // The first rows forget everything, and later ones nothing: the decays within a chunk differ by e^-2000.
+  // What later rows add is small next to d x.
+  std::fill(text.d.begin(), text.d.end(), 0.0f);
   for (size_t i = 0; i < text.dt.size() / 3; ++i) text.dt[i] = 80;
-  for (size_t i = text.dt.size() / 3; i < text.dt.size(); ++i) text.dt[i] = -15;
+  for (size_t i = text.dt.size() / 3; i < text.dt.size(); ++i) text.dt[i] = -12;
   expect_text(text);
 }
 
