@@ -208,6 +208,7 @@ class Engine {
   Status without_store(const Status& why);
   Status list_own(const AttentionMixer&, const SequenceState&);
   Status choose(uint32_t layer, uint32_t retaining, uint32_t asking, const SequenceState&);
+  Status fetch(uint32_t layer, uint32_t head);
   Status exchange(uint32_t layer, uint32_t retaining, SequenceState&);
   Status score_on_host(HostControl&, Step&, const SequenceState&);
   Status copy_to(Engine& twin, const SequenceState&) const;

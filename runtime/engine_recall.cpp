@@ -148,7 +148,7 @@ Status Engine::choose(uint32_t layer, uint32_t retaining, uint32_t asking, const
       submit({.program = programs_.recall.get(), .first = segment, .last = segment + 1, .reads_store = true},
              state));
   THIMBLE_TRY(wait());
-  choice_->choose(*store_, m, alike, on_host<float>(r.votes));
+  choice_->choose(*store_, m, alike, on_host<float>(r.votes), *device_->host);
   return {};
 }
 
@@ -167,13 +167,31 @@ Status Engine::put_back(SequenceState& state) {
 // Lists the entries of the layer's runs that did not come from the store.
 Status Engine::list_own(const AttentionMixer& m, const SequenceState& state) {
   const uint64_t list_capacity = 1 + uint64_t(plan_.dimensions.reach);
-  for (uint32_t head = 0; head < m.kv_heads; ++head) {
-    const uint32_t run = m.first_run + head, entries = state.entries[run];
-    THIMBLE_TRY(positions(state, run, choice_->positions(head).first(entries)));
-    uint32_t* const list = on_host<uint32_t>(layout_.recall.list) + head * list_capacity;
-    choice_->list_own(*store_, run, head, entries, list);
-    if (list[0] != state.own(run))
+  uint32_t* const lists = on_host<uint32_t>(layout_.recall.list);
+  for (uint32_t head = 0; head < m.kv_heads; ++head)
+    THIMBLE_TRY(positions(state, m.first_run + head,
+                          choice_->positions(head).first(state.entries[m.first_run + head])));
+  device_->host->run(m.kv_heads, [&](uint32_t head, uint32_t) {
+    const uint32_t run = m.first_run + head;
+    choice_->list_own(*store_, run, head, state.entries[run], lists + head * list_capacity);
+  });
+  for (uint32_t head = 0; head < m.kv_heads; ++head)
+    if (lists[head * list_capacity] != state.own(m.first_run + head))
       return error(Code::kInternal, "the pool does not hold the entries that came from the store");
+  return {};
+}
+
+// Copies the chosen pages of a head to the rows that come back.
+Status Engine::fetch(uint32_t layer, uint32_t head) {
+  const AttentionMixer& m = *model_->layers[layer].attention();
+  const RecallViews& r = layout_.recall;
+  uint32_t& rows = on_host<uint32_t>(r.rows)[head];
+  rows = 0;
+  for (const uint32_t page : choice_->chosen(head)) {
+    const uint64_t at = head * uint64_t(plan_.dimensions.reach) + rows;
+    THIMBLE_LET(fetched, store_->fetch(m.first_run + head, page, on_host<int32_t>(r.pos) + at,
+                                       row_at(r.k[layer], m, at), row_at(r.v[layer], m, at)));
+    rows += fetched;
   }
   return {};
 }
@@ -183,21 +201,14 @@ Status Engine::list_own(const AttentionMixer& m, const SequenceState& state) {
 Status Engine::exchange(uint32_t layer, uint32_t retaining, SequenceState& state) {
   const AttentionMixer& m = *model_->layers[layer].attention();
   const RecallViews& r = layout_.recall;
-  const uint64_t capacity = plan_.dimensions.reach;
   bool changes = false;
   for (uint32_t head = 0; head < m.kv_heads; ++head)
     changes |= !choice_->is_in_pool(*store_, m.first_run + head, head);
   if (!changes) return {};
-  for (uint32_t head = 0; head < m.kv_heads; ++head) {
-    uint32_t& rows = on_host<uint32_t>(r.rows)[head];
-    rows = 0;
-    for (const uint32_t page : choice_->chosen(head)) {
-      const uint64_t at = head * capacity + rows;
-      THIMBLE_LET(fetched, store_->fetch(m.first_run + head, page, on_host<int32_t>(r.pos) + at,
-                                         row_at(r.k[layer], m, at), row_at(r.v[layer], m, at)));
-      rows += fetched;
-    }
-  }
+  if (store_->in_memory())  // which cannot fail
+    device_->host->run(m.kv_heads, [&](uint32_t head, uint32_t) { (void)fetch(layer, head); });
+  else
+    for (uint32_t head = 0; head < m.kv_heads; ++head) THIMBLE_TRY(fetch(layer, head));
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
     const uint32_t run = m.first_run + head, rows = on_host<uint32_t>(r.rows)[head];
     store_->set_recalled(run, choice_->chosen(head));

@@ -43,8 +43,8 @@ RecallChoice::RecallChoice(const Model& model, const Limits& limits) : limits_(l
   }
   positions_.resize(size_t(widest.kv_heads) * limits.capacity);
   own_.resize(widest.kv_heads);
-  sums_.resize(limits.pages);
-  order_.resize(limits.pages);
+  sums_.resize(size_t(widest.kv_heads) * limits.pages);
+  heaps_.resize(size_t(widest.kv_heads) * limits.pages);
   chosen_.resize(size_t(widest.kv_heads) * limits.recall);
   counts_.resize(widest.kv_heads);
 }
@@ -56,7 +56,7 @@ uint64_t RecallChoice::bytes(const Model& model, const Limits& limits) {
                                              word * kAskingTokens * widest.q_cols
                                        : 0;
   return voting +
-         word * (kv_heads * limits.capacity + 2 * kv_heads + 2 * limits.pages + kv_heads * limits.recall);
+         word * kv_heads * (uint64_t(limits.capacity) + 2 + 2 * uint64_t(limits.pages) + limits.recall);
 }
 
 void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head, uint32_t entries,
@@ -77,22 +77,22 @@ void RecallChoice::list_own(const RecallStore& store, size_t run, uint32_t head,
 }
 
 template <typename Vote>
-void RecallChoice::choose_with(const RecallStore& store, const AttentionMixer& m, bool alike,
+void RecallChoice::choose_with(const RecallStore& store, const AttentionMixer& m, bool alike, Host& host,
                                const Vote& vote) {
+  const auto votes = [&](uint32_t head) { return sums_.data() + size_t(alike ? 0 : head) * limits_.pages; };
   for (uint32_t head = 0; head < m.kv_heads; ++head) {
-    const size_t run = m.first_run + head;
-    const std::span<float> sums = std::span(sums_).first(store.count(run));
-    if (!alike || head == 0) {
-      std::fill(sums.begin(), sums.end(), 0.0f);
-      for (uint32_t voter = head; voter < (alike ? m.kv_heads : head + 1); ++voter) vote(voter, sums);
-    }
-    take_best(store, run, head, sums);
+    const std::span<float> sums(votes(head), store.count(m.first_run + head));
+    if (!alike || head == 0) std::fill(sums.begin(), sums.end(), 0.0f);
+    vote(head, sums);
   }
+  host.run(m.kv_heads, [&](uint32_t head, uint32_t) {
+    take_best(store, m.first_run + head, head, votes(head), &heaps_[size_t(head) * limits_.pages]);
+  });
 }
 
 void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, const Asking& asking,
                           Host& host) {
-  choose_with(store, m, asking.alike, [&](uint32_t head, std::span<float> sums) {
+  choose_with(store, m, asking.alike, host, [&](uint32_t head, std::span<float> sums) {
     votes_->add(store, m.first_run + head,
                 {.ring = ring_.data() + size_t(head) * m.group() * m.head_dim,
                  .stride = m.q_cols(),
@@ -106,17 +106,18 @@ void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, con
   });
 }
 
-void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, bool alike, const float* votes) {
-  choose_with(store, m, alike, [&](uint32_t head, std::span<float> sums) {
+void RecallChoice::choose(const RecallStore& store, const AttentionMixer& m, bool alike, const float* votes,
+                          Host& host) {
+  choose_with(store, m, alike, host, [&](uint32_t head, std::span<float> sums) {
     const float* const of_head = votes + size_t(head) * limits_.pages;
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_head[i];
   });
 }
 
 // Takes pages from a heap, since few of many fit. Of pages with equal votes, the later one comes first.
-void RecallChoice::take_best(const RecallStore& store, size_t run, uint32_t head,
-                             std::span<const float> votes) {
-  const std::span<uint32_t> heap = std::span(order_).first(votes.size());
+void RecallChoice::take_best(const RecallStore& store, size_t run, uint32_t head, const float* votes,
+                             uint32_t* pages) {
+  const std::span<uint32_t> heap(pages, store.count(run));
   const auto comes_later = [&](uint32_t a, uint32_t b) {
     return votes[a] != votes[b] ? votes[a] < votes[b] : a < b;
   };

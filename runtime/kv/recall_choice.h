@@ -43,7 +43,7 @@ class RecallChoice {
   // Chooses pages for all heads of a layer, after list_own(), if the host votes.
   void choose(const RecallStore&, const AttentionMixer&, const Asking&, Host&);
   // The same with the votes of a device, [kv head][pages].
-  void choose(const RecallStore&, const AttentionMixer&, bool alike, const float* votes);
+  void choose(const RecallStore&, const AttentionMixer&, bool alike, const float* votes, Host&);
   // The pages that a head gets, by ascending index.
   std::span<const uint32_t> chosen(uint32_t head) const { return {chosen_of(head), counts_[head]}; }
   void choose_none() { std::fill(counts_.begin(), counts_.end(), 0); }
@@ -54,16 +54,16 @@ class RecallChoice {
   const uint32_t* chosen_of(uint32_t head) const { return &chosen_[size_t(head) * limits_.recall]; }
   // Chooses with the votes that vote(head, votes) adds for the pages of a head.
   template <typename Vote>
-  void choose_with(const RecallStore&, const AttentionMixer&, bool alike, const Vote&);
-  void take_best(const RecallStore&, size_t run, uint32_t head, std::span<const float> votes);
+  void choose_with(const RecallStore&, const AttentionMixer&, bool alike, Host&, const Vote&);
+  void take_best(const RecallStore&, size_t run, uint32_t head, const float* votes, uint32_t* pages);
 
   Limits limits_;
   std::optional<PageVotes> votes_;
   std::vector<float> ring_;         // [kAskingTokens][H dh], if the host votes
   std::vector<int32_t> positions_;  // [kv head][capacity]
   std::vector<uint32_t> own_;       // [kv head]: the number of own entries
-  std::vector<float> sums_;         // [pages]: votes
-  std::vector<uint32_t> order_;     // [pages]: a heap of pages by votes
+  std::vector<float> sums_;         // [kv head][pages]: votes
+  std::vector<uint32_t> heaps_;     // [kv head][pages]: pages by votes
   std::vector<uint32_t> chosen_;    // [kv head][recall]
   std::vector<uint32_t> counts_;    // [kv head]
 };

@@ -121,6 +121,7 @@ class PageVotes : public OpTest {
     SessionShape shape = session_of(behind_other_rows(heads), 1);
     shape.voted_pages = capacity;
     shape.voters = kRing;
+    shape.reach = list_capacity;
     size_for(c.heads, c.group, c.dh, shape);
     const View votes = output<float>(c.heads * capacity);
     const PageVote op{.queries = input(ring),

@@ -19,16 +19,19 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kMostWarps = 4;  // of a block that computes scores
 constexpr float kLog2e = 1.44269504f;
 
-// In scratch: of each head, its queries in f16 as the lanes of a warp need them; and of one head, the base 2
-// logarithms of the attention of each query to each page, and to all pages.
+// In scratch: of each head, its queries in f16 as the lanes of a warp need them, the positions of the listed
+// entries, and for each page its slot, which entries it has, and where they rotate to; and of one head, the
+// base 2 logarithms of the attention of each query to each page, and to all pages.
 struct Scratch {
   uint32_t tiles, steps;  // of a head's queries: of kTile queries, and of kStep channels
   uint32_t* queries;      // [heads][tiles][steps][lane][2]: two channels each
   float *scores, *sums;   // [queries of a head][page_capacity], [queries of a head]
+  int32_t* own;           // [heads][list_capacity]
+  uint4* pages;           // [heads][page_capacity]
   uint64_t bytes = 0;
 
   Scratch(std::byte* base, uint32_t heads, uint32_t queries_of_head, uint32_t head_dim,
-          uint32_t page_capacity)
+          uint32_t page_capacity, uint32_t list_capacity)
       : tiles(static_cast<uint32_t>(ceil_div(queries_of_head, kTile))),
         steps(static_cast<uint32_t>(ceil_div(head_dim, kStep))) {
     const auto place = [&]<typename T>(T*& array, uint64_t count) {
@@ -38,6 +41,8 @@ struct Scratch {
     place(scores, uint64_t(queries_of_head) * page_capacity);
     place(sums, queries_of_head);
     place(queries, uint64_t(heads) * head_words());
+    place(own, uint64_t(heads) * list_capacity);
+    place(pages, uint64_t(heads) * page_capacity);
   }
   __host__ __device__ uint64_t head_words() const { return uint64_t(tiles) * steps * kWarp * 2; }
 };
@@ -74,12 +79,42 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<const uint32_t*>(&halves);
 }
 
-// The pages of one head.
-struct Pages {
-  const uint4* pages;
-  const uint32_t *order, *count;
-  const std::byte* rows;
+// Copies the positions of the listed entries. The lists are in host memory, which is slow to search.
+__global__ void __launch_bounds__(kThreads)
+    list_own_kernel(const HeadState* heads, PageVoteParams p, const uint32_t* lists, const int32_t* pos,
+                    Scratch scratch) {
+  begin_kernel();
+  const uint32_t head = p.first_head + blockIdx.y;
+  const uint64_t at = uint64_t(head) * p.list_capacity;
+  const uint32_t count = lists[at];
+  const int32_t* const in_run = pos + heads[head].first;
+#pragma unroll 4
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
+    scratch.own[at + i] = in_run[lists[at + 1 + i]];
+}
+
+// The pages of a store, of all heads.
+struct Store {
+  const std::byte *pages, *order;
+  const uint32_t* count;
 };
+
+// A page rotates to where its middle would be among the listed entries.
+__global__ void __launch_bounds__(kThreads)
+    list_pages_kernel(PageVoteParams p, const uint32_t* lists, Store store, Scratch scratch) {
+  begin_kernel();
+  const uint32_t head = p.first_head + blockIdx.y, count = store.count[head];
+  const uint64_t before = uint64_t(head) * p.stored_stride * 64, at = uint64_t(head) * p.list_capacity;
+  const auto* const order = reinterpret_cast<const uint32_t*>(store.order + before);
+  const auto* const pages = reinterpret_cast<const uint4*>(store.pages + before);
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const uint32_t slot = order[i];
+    const uint4 page = pages[slot];
+    const auto middle = static_cast<int32_t>(page.x * kStoredPage + kStoredPage / 2);
+    scratch.pages[uint64_t(head) * p.page_capacity + i] = {
+        slot, page.y & 0xffff, lower_bound(scratch.own + at, lists[at], middle), 0};
+  }
+}
 
 // Shared memory of a warp: the keys of a page as they are stored, and rotated in f16, with 16 bytes between
 // the ends of two rows so that a matrix comes from all banks.
@@ -127,35 +162,24 @@ __device__ inline float attention_to_page(float low, float high, uint32_t held) 
 // A warp computes the scores of all queries of the head for one page after the other.
 template <typename Format>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
-    score_kernel(PageVoteParams p, uint32_t head, const HeadState* heads, const uint32_t* words,
-                 const uint32_t* list, const int32_t* pos, Pages of, Rope rope, Scratch scratch) {
+    score_kernel(PageVoteParams p, uint32_t head, const uint32_t* words, const uint32_t* counted,
+                 const std::byte* stored, Rope rope, Scratch scratch) {
   extern __shared__ uint4 memory[];
   begin_kernel();
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp,
                  units = Format::row_units(p.head_dim),
-                 row_bytes = units * static_cast<uint32_t>(sizeof(typename Format::Unit)), count = *of.count,
+                 row_bytes = units * static_cast<uint32_t>(sizeof(typename Format::Unit)), count = *counted,
                  queries = p.group * words[0], width = key_halves(scratch.steps);
   auto* const rows = reinterpret_cast<std::byte*>(memory) + warp * warp_bytes(row_bytes, scratch.steps);
   auto* const keys = reinterpret_cast<__half*>(rows + kStoredPage * row_bytes);
-  const int32_t* const in_run = pos + heads[head].first;
+  const uint4* const pages = scratch.pages + uint64_t(head) * p.page_capacity;
   for (uint32_t i = blockIdx.x * warps + warp; i < count; i += gridDim.x * warps) {
-    const uint32_t slot = of.order[i];
-    const uint4 page = of.pages[slot];
-    const uint32_t held = page.y & 0xffff;
-    const auto* const from = reinterpret_cast<const uint4*>(of.rows + uint64_t(slot) * p.page_bytes);
+    const uint4 page = pages[i];
+    const uint32_t slot = page.x, held = page.y, place = page.z;
+    const auto* const from = reinterpret_cast<const uint4*>(stored + uint64_t(slot) * p.page_bytes);
     __syncwarp();  // the last page was multiplied
 #pragma unroll 8
     for (uint32_t b = lane; b < row_bytes; b += kWarp) reinterpret_cast<uint4*>(rows)[b] = from[b];
-    // Where the middle of the page would be among the run's own entries.
-    uint32_t place = 0, high = list[0];
-    const auto middle = static_cast<int32_t>(page.x * kStoredPage + kStoredPage / 2);
-    while (place < high) {
-      const uint32_t at = (place + high) / 2;
-      if (in_run[list[1 + at]] < middle)
-        place = at + 1;
-      else
-        high = at;
-    }
     __syncwarp();
     decode_keys<Format>(reinterpret_cast<const typename Format::Unit*>(rows), p.head_dim, scratch.steps, rope,
                         p.rope.pairing, place, keys);
@@ -225,13 +249,14 @@ __global__ void __launch_bounds__(kThreads)
 uint64_t page_vote_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
   if (!s.voted_pages) return 0;
   const auto group = static_cast<uint32_t>(ceil_div(m.heads, std::max(m.kv_heads, 1u)));
-  return Scratch(nullptr, m.kv_heads, group * s.voters, m.head_dim, s.voted_pages).bytes;
+  return Scratch(nullptr, m.kv_heads, group * s.voters, m.head_dim, s.voted_pages, 1 + s.reach).bytes;
 }
 
 void page_vote(const Launch& l, const PageVote& op) {
   constexpr uint32_t kMostShared = 48 << 10;
   const PageVoteParams& p = op.p;
-  const Scratch scratch(l.scratch, p.first_head + p.heads, p.group * p.ring, p.head_dim, p.page_capacity);
+  const Scratch scratch(l.scratch, p.first_head + p.heads, p.group * p.ring, p.head_dim, p.page_capacity,
+                        p.list_capacity);
   const HeadState* const heads = l.heads + p.head_state;
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2},
       of_keys{rope.table, p.rope.mode == kRopeList ? rope.pairs : 0};
@@ -247,20 +272,20 @@ void page_vote(const Launch& l, const PageVote& op) {
          dim3(static_cast<uint32_t>(ceil_div(scratch.tiles * kTile * scratch.steps * kStep / 2, kThreads)),
               p.heads),
          kThreads, 0, p, data<float>(op.queries), words, lists, rope, scratch);
+  const auto* const counts = data<uint32_t>(op.count);
+  launch(l, list_own_kernel, dim3(blocks_of(p.list_capacity, kThreads), p.heads), kThreads, 0, heads, p,
+         lists, data<int32_t>(op.pos), scratch);
+  launch(l, list_pages_kernel, dim3(blocks_of(p.page_capacity, kThreads), p.heads), kThreads, 0, p, lists,
+         Store{data<std::byte>(op.pages), data<std::byte>(op.order), counts}, scratch);
   for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head) {
-    const uint64_t before = uint64_t(head) * p.stored_stride * 64;
-    const Pages pages{reinterpret_cast<const uint4*>(data<std::byte>(op.pages) + before),
-                      reinterpret_cast<const uint32_t*>(data<std::byte>(op.order) + before),
-                      data<uint32_t>(op.count) + head,
-                      data<std::byte>(op.stored_k.values) + uint64_t(head) * p.rows_stride * 64};
+    const std::byte* const stored = data<std::byte>(op.stored_k.values) + uint64_t(head) * p.rows_stride * 64;
     with_format(op.stored_k.type, [&]<typename Format>(Format) {
       launch(l, score_kernel<Format>, blocks_of(p.page_capacity, warps), warps * kWarp, warps * per_warp, p,
-             head, heads, words, lists + uint64_t(head) * p.list_capacity, data<int32_t>(op.pos), pages,
-             of_keys, scratch);
+             head, words, counts + head, stored, of_keys, scratch);
     });
-    launch(l, sum_kernel, p.group * p.ring, kThreads, 0, p, words, pages.count, scratch);
-    launch(l, share_kernel, blocks_of(p.page_capacity, kThreads), kThreads, 0, p, words, pages.count, scratch,
-           data<float>(op.votes) + uint64_t(head) * p.page_capacity);
+    launch(l, sum_kernel, p.group * p.ring, kThreads, 0, p, words, counts + head, scratch);
+    launch(l, share_kernel, blocks_of(p.page_capacity, kThreads), kThreads, 0, p, words, counts + head,
+           scratch, data<float>(op.votes) + uint64_t(head) * p.page_capacity);
   }
 }
 
