@@ -211,7 +211,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(store);
   app.add_option("--recall-every", o.recall_every,
                  "Choose again what comes back after every N generated tokens; not with --recall all "
-                 "(default: 32)")
+                 "(default: 128)")
       ->type_name("N")
       ->group(store);
   add_choice(app, "--recall-format", o.recall_format, {std::begin(kKvFormats), std::end(kKvFormats)},

@@ -621,7 +621,7 @@ typedef struct thimble_session_options {
                                    THIMBLE_RECALL_ALL: none come back; the end of the prompt, and generated and scored
                                    tokens, attend to the whole store where it is (thimble_memory.recall_bytes). A file is
                                    read to a part of `io` for this, layer by layer. Refused with a selection */
-  uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 32. Refused with
+  uint32_t recall_every;        /* generated tokens from one such choice to the next; 0: 128. Refused with
                                    THIMBLE_RECALL_ALL */
   uint64_t recall_disk_bytes;   /* like recall_mem_bytes, in a temporary file; budget_bytes covers its index. Restoring needs
                                    room for a second file */

@@ -302,7 +302,7 @@ namespace {
 
 // Decides the options of the store of evicted entries.
 Status resolve_recall(SessionOptions& o) {
-  constexpr uint32_t kDefaultRecall = 512, kDefaultRecallEvery = 32;
+  constexpr uint32_t kDefaultRecall = 512, kDefaultRecallEvery = 128;
   if (o.recall_mem && o.recall_disk)
     return error(
         Code::kInvalidArgument,
