@@ -152,11 +152,11 @@ __device__ inline float attention_to_page(float low, float high, uint32_t held) 
   float most = fmaxf(low, high);
 #pragma unroll
   for (uint32_t apart = 4; apart < kWarp; apart *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
-  if (fabsf(most) == kInfinity) return most;
-  float sum = exp2f(low - most) + exp2f(high - most);
+  const float shift = fabsf(most) == kInfinity ? 0 : most;
+  float sum = exp2f(low - shift) + exp2f(high - shift);
 #pragma unroll
   for (uint32_t apart = 4; apart < kWarp; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-  return most + log2f(sum);
+  return shift + log2f(sum);
 }
 
 // A warp computes the scores of all queries of the head for one page after the other.
