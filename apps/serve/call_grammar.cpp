@@ -166,7 +166,7 @@ class CallWriter {
       const std::string name = literal(called);
       std::optional<std::string> call = this->call(name, schema);
       if (!call && how_.all) return "";
-      if (!call && is_strict(tool) && notation_ == CallNotation::kNested)
+      if (!call && is_strict(tool) && (how_.native || notation_ == CallNotation::kNested))
         throw Refusal(
             400, "the strict tool \"" + called + "\" cannot be called in this model's format: " + problem_);
       if (!call) call = this->call(name, std::nullopt);
@@ -313,13 +313,15 @@ class CallWriter {
       return " (" + parameter(key, "text0", true) + ")*";
     }
     const std::optional<Json> members = members_of(*schema);
-    if (!members) return std::nullopt;
+    if (!members) return cannot("#", "says more than which properties there are");
     std::string inside;
     for (const Json& member : *members) {
       const std::string& key = member["key"].get_ref<const std::string&>();
-      if (key.empty() || key.find_first_of(not_in_keys) != std::string::npos) return std::nullopt;
+      const std::string at = "#/properties/" + key;
+      if (key.empty() || key.find_first_of(not_in_keys) != std::string::npos)
+        return cannot(at, "has a name that cannot be a tag");
       bool is_text = false;
-      const std::optional<std::string> value = bare_value(member["schema"], *schema, nullable, is_text);
+      const std::optional<std::string> value = bare_value(member["schema"], *schema, nullable, is_text, at);
       if (!value) return std::nullopt;
       inside += " (" + parameter(literal(key), *value, is_text) + ")" + (member["needed"] == true ? "" : "?");
     }
@@ -446,13 +448,14 @@ class CallWriter {
   std::optional<std::string> python(const std::string& name, const Schema& schema) {
     if (!schema) return "(" + name + " \"(\" (any (\",\" \" \"? any)*)? \")\")";
     const std::optional<Json> members = members_of(*schema);
-    if (!members) return std::nullopt;
+    if (!members) return cannot("#", "says more than which properties there are");
     std::vector<Member> all;
     for (const Json& member : *members) {
       const std::string& key = member["key"].get_ref<const std::string&>();
       const std::optional<Json> value = with_definitions(member["schema"], *schema);
-      if (key.empty() || key.find_first_of(" \t\r\n<>()[]{}\"'`=,|") != std::string::npos || !value)
-        return std::nullopt;
+      if (key.empty() || key.find_first_of(" \t\r\n<>()[]{}\"'`=,|") != std::string::npos)
+        return cannot("#/properties/" + key, "has a name that cannot be a keyword");
+      if (!value) return cannot("#/properties/" + key, "refers to something else than definitions");
       all.push_back({literal(key + "=") + " " + json_value(*value), member["needed"] == true});
     }
     return "(" + name + " \"(\" " + listed(all) + " \")\")";
@@ -512,8 +515,8 @@ class CallWriter {
 
   // A value that stands without quotes: a text as it is, anything else in JSON. Nothing if it could be read
   // as another value.
-  std::optional<std::string> bare_value(const Json& property, const Json& root, bool nullable,
-                                        bool& is_text) {
+  std::optional<std::string> bare_value(const Json& property, const Json& root, bool nullable, bool& is_text,
+                                        const std::string& path) {
     const unsigned types = types_of(property, root);
     const std::optional<Json> schema = with_definitions(property, root);
     const bool is_any = property == true || (property.is_object() && only_has(property, {}));
@@ -521,9 +524,11 @@ class CallWriter {
       is_text = true;
       return "text0";
     }
-    if (!schema || types == 0) return std::nullopt;
+    if (!schema) return cannot(path, "refers to something else than definitions");
+    if (types == 0) return cannot(path, "does not say its type");
     if ((types & kText) == 0) return json_value(*schema);
-    if ((types & ~(nullable ? kText | kNull : kText)) != 0) return std::nullopt;
+    if ((types & ~(nullable ? kText | kNull : kText)) != 0)
+      return cannot(path, "allows values of several types");
     is_text = true;
     return "%json(none, text0) " + write_json(*schema);
   }

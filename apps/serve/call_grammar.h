@@ -15,12 +15,14 @@ struct CallRules {
   bool several = false;  // more than one call may be made
   // The expression of a mark in a grammar: its text, or its token if it is a control token.
   std::function<std::string(std::string_view)> spell;
+  // The style is that of the chat template. A strict tool that cannot be written in it is refused; in another
+  // style its arguments are not checked.
+  bool native = true;
 };
 
 // The grammar, in llama.cpp's notation, of what comes after the opening mark of a style's format. Returns ""
 // if calls of this style are in JSON whose members are not known, for which there is call_schema(), and if
-// the arguments of every tool must meet its schema and one cannot be written in this style. The arguments of
-// a strict tool that cannot be written are not checked otherwise.
+// the arguments of every tool must meet its schema and one cannot be written in this style.
 std::string call_grammar(const CallStyle& style, const Json& tools, const CallRules& rules);
 
 // The JSON schema of a call {"name": ..., "arguments": {...}} of one of the tools. `only`: the name of the

@@ -69,10 +69,10 @@ std::string spelled(const Model& model, std::string_view mark) {
 // The grammars of calls that are not in JSON. If a call must be made, it is that of the chat template's
 // style. Otherwise the model may write any format whose mark is a token.
 void add_styles(const Model& model, const Task& task, const Json& tools, Grammars& grammars) {
-  const CallRules rules = {task.must_call, !task.must_call && !task.one_call,
-                           [&](std::string_view mark) { return spelled(model, mark); }};
+  CallRules rules = {task.must_call, !task.must_call && !task.one_call,
+                     [&](std::string_view mark) { return spelled(model, mark); }};
   for (const CallFormat* format : call_formats()) {
-    const bool native = format == task.call_style.format;
+    const bool native = rules.native = format == task.call_style.format;
     const std::string mark(open_mark(*format));
     // Other texts have Functionary's mark, too.
     const bool sure = usual_notation(*format) != CallNotation::kRecipient &&

@@ -155,11 +155,36 @@ class CallGrammars : public testing::TestWithParam<std::tuple<size_t, int32_t>> 
   const GrammarVocabulary vocabulary_{"", style_.marks, std::get<1>(GetParam())};
   const Json tools_ = Json::parse(kTools);
 
-  std::string grammar_of(const Json& tools, bool all) const {
+  std::string grammar_of(const Json& tools, bool all, bool native = true) const {
     const auto spell = [this](std::string_view mark) { return spelled(vocabulary_, style_.marks, mark); };
-    return call_grammar(written_calls(style_.written), tools, {all, true, spell});
+    return call_grammar(written_calls(style_.written), tools, {all, true, spell, native});
   }
 };
+
+// Without quotes, a text cannot be told from a number.
+TEST_P(CallGrammars, RefuseStrictToolsThatTheChatTemplatesFormatCannotShow) {
+  const auto tools = [](const char* type) {
+    return Json::parse(R"([{"type": "function", "function": {"name": "look", "strict": true, "parameters":
+        {"type": "object", "properties": {"day": {"type": )" +
+                       std::string(type) + "}}}}}]");
+  };
+  const Json simple = tools(R"("integer")"), mixed = tools(R"(["string", "integer"])");
+  const bool cannot = !grammar_of(simple, true).empty() && grammar_of(mixed, true).empty();
+  std::string refused;
+  try {
+    grammar_of(mixed, false);
+  } catch (const Refusal& refusal) {
+    refused = refusal.what();
+  }
+  EXPECT_EQ(refused, cannot ? "the strict tool \"look\" cannot be called in this model's format: "
+                              "#/properties/day allows values of several types"
+                            : "");
+  // MiniMax M3's tags must match, so its calls are always checked.
+  const bool nests = std::string_view(style_.written).starts_with("]<]minimax");
+  if (!nests && !grammar_of(simple, false).empty()) {
+    EXPECT_NE(grammar_of(mixed, false, false), "");
+  }
+}
 
 TEST_P(CallGrammars, AllowOnlyCallsWhoseArgumentsMeetTheirSchemas) {
   std::map<std::string, std::shared_ptr<TokenGrammar>> schemas;  // of the arguments of each tool

@@ -760,24 +760,28 @@ GLM = (TEMPLATE.replace("<call>{{ call.function | tojson }}", "<tool_call>{{ cal
                         "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"))
 
 
-class StrictGlm(ForcedAsWritten, Strict, Chain):
+class WithoutQuotes:
+    def test_a_strict_schema_that_the_format_cannot_show_is_refused_by_its_place(self):
+        schema = {"type": "object", "properties": {"day": {"type": ["string", "integer"]}}, "required": ["day"]}
+        for strict, expected in (True, 400), (False, 200):
+            tool = {"type": "function", "function": {"name": "add", "strict": strict, "parameters": schema}}
+            status, _, body = self.server.ask("POST", "/v1/chat/completions", {"messages": [QUESTION], "tools": [tool]})
+            self.assertEqual(status, expected)
+            if strict:
+                self.assertIn('"add" cannot be called in this model\'s format: #/properties/day allows values of several types', body["error"]["message"])
+
+
+class StrictGlm(WithoutQuotes, ForcedAsWritten, Strict, Chain):
     model_of = (GLM, *strict_model(["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], "sub")[1:])
     WRITTEN = "<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value><arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
 
 
-class StrictMiniMax(ForcedAsWritten, Strict, Chain):
+class StrictMiniMax(WithoutQuotes, ForcedAsWritten, Strict, Chain):
     TAG = "]<]minimax[>["
     MINIMAX = TEMPLATE.replace("<call>{{ call.function | tojson }}", TAG + '<tool_call>\n' + TAG + '<invoke name="{{ call.function.name }}">'
                                + TAG + "</invoke>\n" + TAG + "</tool_call>")
     model_of = (MINIMAX, SPECIAL + [TAG], [["<|assistant|>", "I add.", TAG, "<tool_call>sub", "<|end|>"]])
     WRITTEN = TAG + '<invokename="add">' + f"{TAG}<a>7{TAG}</a>{TAG}<b>x{TAG}</b>{TAG}</invoke>{TAG}</tool_call>"
-
-    def test_a_schema_that_tags_cannot_show_is_refused_by_its_place(self):
-        schema = {"type": "object", "properties": {"day": {"type": ["string", "integer"]}}, "required": ["day"]}
-        tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": schema}}
-        status, _, body = self.server.ask("POST", "/v1/chat/completions", {"messages": [QUESTION], "tools": [tool]})
-        self.assertEqual(status, 400)
-        self.assertIn('"add" cannot be called in this model\'s format: #/properties/day allows values of several types', body["error"]["message"])
 
 
 class ThoughtsWithDrafts(Thoughts):
