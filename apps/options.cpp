@@ -198,9 +198,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
            else if (!CLI::detail::lexical_cast(text, o.recall) || o.recall > INT32_MAX)
              throw CLI::ValidationError("--recall", "'" + text + "' is neither a number nor all");
          },
-         "Maximum number of entries of each head that come back. all: no entry comes back, and the end of "
-         "the "
-         "prompt and all generated tokens attend to the whole store, which is exact up to its format; "
+         "Maximum number of entries of each head that come back. all: no entry comes back, and the end "
+         "of the prompt and all generated tokens attend to the whole store, which is exact up to its format; "
          "`thimble plan` says how many bytes a token then reads. A selection does not allow all "
          "(default: 512)")
       ->type_name("N|all")

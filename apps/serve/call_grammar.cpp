@@ -540,11 +540,11 @@ class CallWriter {
   const CallRules& how_;
   std::string rules_;
   int lists_ = 0, parts_ = 0;
-  // For a tool whose call is written with nested tags: its schema, the rules of the parts that references
-  // name, and the reason if it cannot be written.
+  std::string problem_;  // why the latest tool that cannot be called in this format cannot
+  // For a tool whose call is written with nested tags: its schema, and the rules of the parts that references
+  // name.
   const Json* root_ = nullptr;
   std::map<const Json*, std::string> referred_;
-  std::string problem_;
 };
 
 }  // namespace

@@ -72,13 +72,14 @@ void add_styles(const Model& model, const Task& task, const Json& tools, Grammar
   CallRules rules = {task.must_call, !task.must_call && !task.one_call,
                      [&](std::string_view mark) { return spelled(model, mark); }};
   for (const CallFormat* format : call_formats()) {
-    const bool native = rules.native = format == task.call_style.format;
+    const bool native = format == task.call_style.format;
     const std::string mark(open_mark(*format));
     // Other texts have Functionary's mark, too.
     const bool sure = usual_notation(*format) != CallNotation::kRecipient &&
                       token_ids(model, mark, THIMBLE_TOKENIZE_PARSE_SPECIAL).size() == 1;
     if (!native && (task.must_call || !sure)) continue;
     const CallStyle style = native ? task.call_style : CallStyle{format, usual_notation(*format)};
+    rules.native = native;
     const std::string grammar = call_grammar(style, tools, rules);
     if (!grammar.empty()) grammars.styles[format] = make_grammar(model, thimble_grammar_create_gbnf, grammar);
   }

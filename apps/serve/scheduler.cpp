@@ -308,8 +308,8 @@ Settings settings_for(Settings s, const std::vector<SlotKind>& slots) {
 
 }  // namespace
 
-// Throws before anything is allocated if the slots exceed the budget. Only sessions of the
-// same size can be clones of each other, so each kind of slot gets a part of the budget.
+// Throws before anything is allocated if the slots exceed the budget. Only sessions of the same size
+// can be clones of each other, so each kind of slot gets a part of the budget.
 Scheduler::Policies::Policies(const Settings& s, const Model& model, const std::vector<SlotKind>& slots)
     : settings(settings_for(s, slots)), retention(choose_retention(settings, model, 0, slots[0].count - 1)) {
   const uint64_t budget = settings.session.budget_bytes;

@@ -30,14 +30,6 @@ constexpr double kLargest = 1.2;
 
 class AttendsAll : public OpTest {
  protected:
-  // The bytes of rows with such numbers.
-  static std::vector<std::byte> rows_of(DType type, const std::vector<float>& numbers, uint32_t dh) {
-    if (type != DType::kF16) return exact_rows(type, numbers, dh);
-    const std::vector<uint16_t> h = halves(numbers);
-    std::vector<std::byte> bytes(h.size() * 2);
-    std::memcpy(bytes.data(), h.data(), bytes.size());
-    return bytes;
-  }
   static std::vector<float> numbers(DType a, DType b, Random& random, uint32_t dh) {
     if (a == DType::kF16 && b == DType::kF16) {  // heads of any width
       std::vector<float> x(dh);

@@ -128,4 +128,13 @@ inline std::vector<std::byte> exact_rows(DType type, const std::vector<float>& n
   return rows;
 }
 
+// The same for f16, too.
+inline std::vector<std::byte> rows_of(DType type, const std::vector<float>& numbers, uint32_t width) {
+  if (type != DType::kF16) return exact_rows(type, numbers, width);
+  const std::vector<uint16_t> h = halves(numbers);
+  std::vector<std::byte> bytes(h.size() * sizeof h[0]);
+  std::memcpy(bytes.data(), h.data(), bytes.size());
+  return bytes;
+}
+
 }  // namespace thimble::test

@@ -18,14 +18,6 @@ struct Case {
 
 class PageVotes : public OpTest {
  protected:
-  static std::vector<std::byte> row_of(DType type, const std::vector<float>& key) {
-    if (type != DType::kF16) return exact_rows(type, key, static_cast<uint32_t>(key.size()));
-    const std::vector<uint16_t> h = halves(key);
-    std::vector<std::byte> bytes(h.size() * 2);
-    std::memcpy(bytes.data(), h.data(), bytes.size());
-    return bytes;
-  }
-
   void check(const Case& c) {
     SCOPED_TRACE(c.name);
     clear();
@@ -77,7 +69,7 @@ class PageVotes : public OpTest {
           if (!(held >> at & 1)) continue;
           const std::vector<float> key =
               exact_blocks(c.type == DType::kF16 ? DType::kQ8_0 : c.type, random, c.dh);
-          const std::vector<std::byte> row = row_of(c.type, key);
+          const std::vector<std::byte> row = rows_of(c.type, key, c.dh);
           std::copy(
               row.begin(), row.end(),
               rows.begin() + static_cast<ptrdiff_t>(head * rows_stride + slot * page_bytes + at * key_bytes));
